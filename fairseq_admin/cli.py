@@ -136,6 +136,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
     Args:
         arguments: without the name of the command.
+
+    Returns:
+        The verb's function as `verb`, and its options.
     """
     top, of_verbs = parsers()
     if arguments and arguments[0] in of_verbs:

@@ -35,6 +35,9 @@ def of_dictionary(words: Any) -> str:
 
     Args:
         words: a fairseq Dictionary.
+
+    Returns:
+        16 hexadecimal digits.
     """
     return of_bytes("\n".join(words.symbols).encode())
 

@@ -75,7 +75,16 @@ def plain_step(
     params: list[Tensor], grads: list[Tensor], moments: list[Tensor], squares: list[Tensor], step: int,
     grad_scale: float | Tensor, **options: float,
 ) -> None:  # fmt: skip
-    """Do what `fast.radam.fused_step` does, by torch's RAdam. See there for the arguments."""
+    """Update parameters by torch's RAdam, as `fast.radam.fused_step` does by its kernel.
+
+    Args:
+        params: float32, updated in place.
+        grads: their gradients, divided by `grad_scale` in place.
+        moments, squares: the running means of the gradients and of their squares, updated in place.
+        step: number of this update, from 1.
+        grad_scale: divisor of the gradients.
+        options: lr, beta1, beta2, eps and weight_decay.
+    """
     if torch.is_tensor(grad_scale) or grad_scale != 1:  # reading a tensor would wait for the device
         torch._foreach_div_(grads, grad_scale)
     decay = 1 - options["lr"] * options["weight_decay"]
@@ -156,6 +165,9 @@ class RAdam(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load as torch does, but keep the moments in float32.
+
+        Args:
+            state_dict: as `state_dict` returned it.
 
         Raises:
             AdminError: the state belongs to other parameters.

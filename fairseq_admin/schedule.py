@@ -6,9 +6,10 @@ Formula and names are those of the authors' code (layer6ai-labs/T-Fixup, inverse
 """
 
 from dataclasses import dataclass, field
-from typing import Any, List
+from typing import List
 
 from fairseq.dataclass import FairseqDataclass
+from fairseq.optim import FairseqOptimizer
 from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from omegaconf import II
 
@@ -28,7 +29,7 @@ class DecayConfig(FairseqDataclass):
 class InverseSqrtNoWarmup(FairseqLRScheduler):
     """fairseq calls `step_update` before the first update with 0, and after each one with the number of updates."""
 
-    def __init__(self, cfg: Any, optimizer: Any) -> None:
+    def __init__(self, cfg: DecayConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(cfg, optimizer)
         if len(cfg.lr) > 1:
             raise AdminError(

@@ -20,9 +20,8 @@ from .registry import MEASURES, Settings, module_of
 if TYPE_CHECKING:
     from .subject import Subject
 
-LARGEST_SEED = 2**31 - 1
-"""numpy takes up to 2**32 - 1, and the number of an epoch or a draw is added."""
-seed = number(int, f"a whole number from 0 to {LARGEST_SEED}", lambda value: 0 <= value <= LARGEST_SEED)
+seed = number(int, "a whole number from 0 to 2147483647", lambda value: 0 <= value < 2**31)
+"""numpy takes twice as many, and the number of an epoch or a draw is added."""
 MODEL = "options of the model of --arch, as for fairseq-train"
 SUFFIXES = (".json", ".png", ".svg")
 

@@ -116,6 +116,9 @@ def draw(result: dict[str, Any]) -> figure.Figure:
 
     Args:
         result: the output of `measure`, with the subject's facts.
+
+    Returns:
+        The figure.
     """
     last = result.get("last feed-forward")
     drawn, panels = figure.panels(3 if last else 2, height=3.4)

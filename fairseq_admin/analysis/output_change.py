@@ -26,7 +26,7 @@ from torch.nn.functional import layer_norm
 
 from ..bar import progress
 from ..errors import AdminError
-from ..method.schemes import layers_of, stacks_of
+from ..method.schemes import Stack, layers_of, stacks_of
 from ..method.sublayers import Sublayer, channel_variance, observed, own_share
 from . import figure
 from .fresh import Fresh
@@ -51,7 +51,7 @@ def perturb(model: nn.Module, relative: float, generator: torch.Generator) -> No
 
 
 @torch.no_grad()
-def first_update(stack: Any, lr: float) -> None:
+def first_update(stack: Stack, lr: float) -> None:
     """Make Adam's first update of the parameters of a stack's layers, in place: −lr · g / (|g| + ε)."""
     for parameter in stack.layers.parameters():
         if parameter.grad is not None:
@@ -218,6 +218,9 @@ def draw(result: dict[str, Any]) -> figure.Figure:
 
     Args:
         result: the output of `measure`, with the subject's facts.
+
+    Returns:
+        The figure.
     """
     drawn, panels = figure.panels(len(result["series"]))
     for axes, (name, series) in zip(panels, result["series"].items()):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import weakref
+from argparse import Namespace
 from dataclasses import fields
 from typing import Any
 
 import torch
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import register_model
+from fairseq.tasks import FairseqTask
 from torch import Tensor
 
 from ..errors import AdminError
@@ -28,7 +30,7 @@ from .refusals import refuse_new_layers
 MORE = "more."
 
 
-def _more_options(args: Any) -> Any:
+def _more_options(args: Namespace) -> Any:
     """The options of the new layers, as fairseq's layers read them."""
     cfg = nested(copy.deepcopy(args), ["encoder"])
     cfg.admin_scheme = args.more_scheme
@@ -43,7 +45,7 @@ def _more_options(args: Any) -> Any:
     return cfg
 
 
-def _fill(args: Any, **sizes: int) -> None:
+def _fill(args: Namespace, **sizes: int) -> None:
     fill(args, **{option.name: option.default for option in fields(DeeperOptions) if not option.name.startswith("_")})
     fill_masked(args, **sizes)
 
@@ -70,7 +72,7 @@ class DeeperAdminModel(MaskedLMAdminModel):
         task: fairseq's, with the training set that sets the new layers up.
     """
 
-    def __init__(self, args: Any, encoder: AdminMaskedEncoder, task: Any) -> None:
+    def __init__(self, args: Namespace, encoder: AdminMaskedEncoder, task: FairseqTask) -> None:
         super().__init__(args, encoder)
         self.pretrained = False
         self._task = weakref.ref(task)  # a copy of the model, as for --store-ema, copies no data
@@ -185,7 +187,7 @@ class DeeperAdminModel(MaskedLMAdminModel):
             set_up(more, lambda tokens: self.encoder(tokens, features_only=True)[0], batches, len(order))
         self.train(training)
 
-    def _training_set(self, task: Any) -> tuple[Any, Any]:
+    def _training_set(self, task: FairseqTask) -> tuple[Any, Any]:
         """The training set, and the numbers of its sentences, at most --profile-sentences, in random order."""
         try:
             task.load_dataset("train")

@@ -59,7 +59,11 @@ class SchemeModel(BaseFairseqModel):
     cfg: TransformerConfig
 
     def set_up_scheme(self, cfg: TransformerConfig) -> None:
-        """Draw the scheme's initial weights, and set ω if it follows from the depth."""
+        """Draw the scheme's initial weights, and set ω if it follows from the depth.
+
+        Args:
+            cfg: the model's options, as `nested` returns them.
+        """
         self.scheme = SCHEMES[cfg.admin_scheme]
         self._profiled = False
         self.register_state_dict_post_hook(_note_dictionaries)
@@ -162,7 +166,12 @@ class SchemeModel(BaseFairseqModel):
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
         """Load weights as fairseq does. Admin also loads the authors' weights, and stock Post-LN weights with ω = 1.
 
-        If the options name layers to keep, the others are dropped, and `model_cfg` gets the new depth.
+        Args:
+            state_dict: the weights, which are renamed and completed in place.
+            strict: whether every name must match.
+            model_cfg: the options that the next checkpoint saves. If they name layers to keep, the other layers are
+                dropped, and `model_cfg` gets the new depth.
+            args: not used.
 
         Raises:
             AdminError: the weights have another depth, another scheme, another dictionary, or ω by another rule.

@@ -76,6 +76,9 @@ def build(
         checkpoint: its weights must be the model's.
         source, target: its dictionaries. None: made-up words.
 
+    Returns:
+        The model.
+
     Raises:
         AdminError: the architecture is unknown, the weights are not the model's, or the dictionaries are another
             model's.
@@ -112,6 +115,9 @@ def made_up_words(symbols: int) -> Dictionary:
 
     Args:
         symbols: their number, with fairseq's four special symbols.
+
+    Returns:
+        The dictionary.
     """
     words = Dictionary()
     for number in range(symbols - len(words)):

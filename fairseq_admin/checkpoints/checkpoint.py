@@ -16,7 +16,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 from torch import Tensor
 
 from .. import fingerprint
-from ..architectures.config import fill_masked, fill_sizes, flat_decoder, plain
+from ..architectures.config import fill_masked, fill_sizes, flat_decoder, plain_options
 from ..errors import AdminError
 from ..method import provenance, state_dict
 from ..method.schemes import MODEL_SCHEMES, SCHEMES, Scheme
@@ -64,6 +64,9 @@ class Checkpoint:
         Args:
             path: the file.
 
+        Returns:
+            The checkpoint.
+
         Raises:
             AdminError: it is not a whole checkpoint.
         """
@@ -103,7 +106,11 @@ class Checkpoint:
         return fingerprint.read_fingerprints(self.weights) or dict((earlier or {}).get(fingerprint.KEY) or {})
 
     def note_text(self, fingerprints: Mapping[str, str]) -> None:
-        """Add fingerprints to those of `text`."""
+        """Add fingerprints to those of `text`.
+
+        Args:
+            fingerprints: by stack or file name.
+        """
         self.state["model"] = fingerprint.with_fingerprints(self.weights, {**self.text, **fingerprints})
 
     @cached_property
@@ -114,14 +121,14 @@ class Checkpoint:
             AdminError: the file has none.
         """
         if self.state.get("args") is not None:
-            flat = plain(self.state["args"])
+            flat = plain_options(self.state["args"])
             return Options(*({**flat, "_name": flat.get(kind)} for kind in ("arch", "task", "criterion")))
         if self.state.get("cfg") is None:
             raise AdminError(
                 f"{self.name} has neither 'cfg' nor 'args', which give the model's sizes. Use the file that "
                 "fairseq-train saved."
             )
-        return Options(*(plain(self.state["cfg"].get(kind)) for kind in Options._fields))
+        return Options(*(plain_options(self.state["cfg"].get(kind)) for kind in Options._fields))
 
     @cached_property
     def kind(self) -> str | None:
@@ -187,7 +194,11 @@ class Checkpoint:
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
-        """V, the number of rows in the embedding of each stack. (An adaptive one has a matrix per band.)"""
+        """V, the number of rows in the embedding of each stack. (An adaptive one has a matrix per band.)
+
+        Raises:
+            AdminError: a stack has no embedding.
+        """
         weights = state_dict.strip_roberta_prefix(self.weights)
         sizes = {}
         for stack in self.stacks:
@@ -206,6 +217,9 @@ class Checkpoint:
 
         They describe the file: they name no file of embeddings, and after --encoder-layers-to-keep they count the
         layers that were kept.
+
+        Raises:
+            AdminError: this fairseq does not know the architecture.
         """
         args = Namespace(**{"_name": None, **self.options.model})
         if args._name not in ARCH_CONFIG_REGISTRY:

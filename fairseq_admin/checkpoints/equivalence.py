@@ -11,11 +11,11 @@ import contextlib
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from fairseq import tasks
 from fairseq.models import BaseFairseqModel
+from fairseq.tasks import FairseqTask
 from torch import Tensor
 
 from .. import fingerprint
@@ -35,7 +35,14 @@ Batch = dict[str, Tensor]
 
 
 def decoder_input(batch: Batch) -> Tensor:
-    """The decoder's input in a batch. Shape (B, T)."""
+    """Find the decoder's input in a batch.
+
+    Args:
+        batch: of a translation or a language model.
+
+    Returns:
+        Shape (B, T).
+    """
     return batch.get("prev_output_tokens", batch["src_tokens"])
 
 
@@ -47,6 +54,9 @@ def random_batches(checkpoint: Checkpoint, batches: int = 3, sentences: int = 8,
         batches: their number.
         sentences: in a batch.
         longest: largest number of words in a sentence.
+
+    Returns:
+        The batches.
     """
     generator = torch.Generator().manual_seed(1)
     longest = min(longest, *(max_positions(checkpoint, stack) for stack in checkpoint.stacks))
@@ -88,7 +98,7 @@ def reading(data: Path, lacking: str = "no data to check on") -> Iterator[None]:
         raise AdminError(f"{data}: {lacking} ({line(error)}). Give the folder fairseq-preprocess wrote.") from None
 
 
-def data_of(checkpoint: Checkpoint, data: Path, split: str) -> Any:
+def data_of(checkpoint: Checkpoint, data: Path, split: str) -> FairseqTask:
     """Set up the checkpoint's task over binarised data, and load a split.
 
     Args:
@@ -121,6 +131,9 @@ def real_batches(checkpoint: Checkpoint, data: Path, split: str = "valid", batch
     Args:
         checkpoint, data, split: see `data_of`.
         batches: their number, at most.
+
+    Returns:
+        The batches.
 
     Raises:
         AdminError: see `data_of`.

@@ -35,7 +35,11 @@ def _norm_output(last: Any, inputs: Any, output: Any) -> Any:
 
 
 def norm_inputs(layer: Layer) -> None:
-    """Give every branch of a new layer a norm of its input, in place."""
+    """Give every branch of a new layer a norm of its input, in place.
+
+    Args:
+        layer: one of fairseq's layers.
+    """
     for attention in attentions_of(layer):
         attention.input_norm = nn.LayerNorm(layer.embed_dim)
         attention.register_forward_pre_hook(_norm_query, with_kwargs=True)
@@ -44,7 +48,11 @@ def norm_inputs(layer: Layer) -> None:
 
 
 def norm_outputs(layer: Layer) -> None:
-    """Give every branch of a new layer a norm of its output, in place."""
+    """Give every branch of a new layer a norm of its output, in place.
+
+    Args:
+        layer: one of fairseq's layers.
+    """
     for last in (*attentions_of(layer), layer.fc2):
         last.output_norm = nn.LayerNorm(layer.embed_dim)
         last.register_forward_hook(_norm_output)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from fairseq.data import Dictionary
 from torch import Tensor, nn
 
 from ..errors import AdminError
@@ -41,7 +42,7 @@ class MoreLayers(AdminEncoder):
         dictionary: the encoder's.
     """
 
-    def __init__(self, cfg: Options, dictionary: Any) -> None:
+    def __init__(self, cfg: Options, dictionary: Dictionary) -> None:
         super().__init__(cfg, dictionary, nn.Embedding(1, cfg.encoder.embed_dim, padding_idx=0))
         self.padding_idx = dictionary.pad()
         del self.embed_tokens
@@ -55,7 +56,12 @@ class MoreLayers(AdminEncoder):
                 set_omega_by_depth(self, cfg.admin_init)
             self.record({"rule": cfg.admin_init} if self.scheme.omega else {})
 
-    def record(self, measured: dict[str, Any]) -> None:
+    def record(self, measured: dict[str, object]) -> None:
+        """Store the record of the scheme and of the measurement in the state dict.
+
+        Args:
+            measured: the entries besides scheme and version.
+        """
         record = {"scheme": self.cfg.admin_scheme, **measured, "version": __version__}
         getattr(self, provenance.KEY).copy_(provenance.encode(record))
 

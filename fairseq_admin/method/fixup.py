@@ -37,7 +37,14 @@ class Shift(nn.Module):
         self.multiplier = nn.Parameter(torch.ones(1)) if multiplier else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape."""
+        """Shift and scale x.
+
+        Args:
+            x: any shape.
+
+        Returns:
+            The same shape and type.
+        """
         x = x + self.bias.to(x.dtype)
         return x if self.multiplier is None else x * self.multiplier.to(x.dtype)
 

@@ -41,6 +41,9 @@ def deepnorm_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
     Args:
         encoder_layers: N; 0 for a decoder alone.
         decoder_layers: M; 0 for an encoder alone.
+
+    Returns:
+        The encoder's and the decoder's gain.
     """
     if not (encoder_layers and decoder_layers):
         return ((8 * (encoder_layers + decoder_layers)) ** (-1 / 4),) * 2
@@ -58,6 +61,9 @@ def t_fixup_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
     Args:
         encoder_layers: N; 0 for a decoder alone.
         decoder_layers: M.
+
+    Returns:
+        The encoder's and the decoder's gain.
 
     Raises:
         AdminError: M is 0.

@@ -52,7 +52,14 @@ class ShortcutNorm(nn.LayerNorm):
         return self.omega_init if self.omega_delta is None else self.omega_init + self.omega_delta
 
     def forward(self, branch_and_shortcut: tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]
-        """Shapes: branch and shortcut (T, B, C), output (T, B, C)."""
+        """Add the scaled shortcut to the branch, and normalise the sum.
+
+        Args:
+            branch_and_shortcut: f and x. Shapes (T, B, C), or (B·T, C) in a fast layer.
+
+        Returns:
+            The same shape.
+        """
         branch, shortcut = branch_and_shortcut
         # Under autocast the branch is half and the shortcut, a norm's output, is float: the sum is float, as in stock.
         return super().forward(shortcut * self.omega.to(shortcut.dtype) + branch)
@@ -91,6 +98,13 @@ class BottomNorm(nn.LayerNorm):
     bottom: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (T, B, C)."""
+        """Add the layer's input, and normalise the sum.
+
+        Args:
+            x: the sum of shortcut and branch. Shape (T, B, C).
+
+        Returns:
+            Shape (T, B, C).
+        """
         assert self.bottom is not None, "called outside its layer"
         return super().forward(x + self.bottom)

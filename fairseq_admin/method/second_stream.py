@@ -54,6 +54,13 @@ class SecondNorm(nn.LayerNorm):
         super().__init__(channels, eps=1e-7)  # the authors'
 
     def forward(self, states: Tensor) -> Tensor:
-        """Shapes: (T, B, 2C) to (T, B, C)."""
+        """Join both streams.
+
+        Args:
+            states: x and d. Shape (T, B, 2C).
+
+        Returns:
+            Shape (T, B, C).
+        """
         x, d = unpack(states, self.normalized_shape[0])
         return x + super().forward(d)

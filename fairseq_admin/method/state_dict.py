@@ -65,6 +65,9 @@ def layers(state: Mapping[str, Tensor], stack: str) -> int:
     Args:
         state: a state dict.
         stack: "encoder", "decoder" or "more".
+
+    Returns:
+        Their number; 0 if there is no such stack.
     """
     return len({key.split(".")[2] for key in strip_roberta_prefix(state) if key.startswith(f"{stack}.layers.")})
 

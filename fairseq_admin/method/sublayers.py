@@ -48,7 +48,14 @@ class Sublayer:
     """Indices in T·B of the positions that are not padding. Shape (R,), int64."""
 
     def rows(self, x: Tensor) -> Tensor:
-        """Select the real positions. Shape (T, B, C), or (B·T, C) of a fast layer, to (R, C)."""
+        """Select the real positions.
+
+        Args:
+            x: shape (T, B, C), or (B·T, C) in a fast layer.
+
+        Returns:
+            Shape (R, C).
+        """
         return x.flatten(0, -2).index_select(0, self.real)
 
     @property

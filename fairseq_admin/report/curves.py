@@ -45,8 +45,7 @@ def read_log(folder: Path) -> logs.Log | None:
         AdminError: it is not a folder, has several logs, or one without losses.
     """
     if not folder.is_dir():
-        what = "is a file" if folder.exists() else "no such folder"
-        raise AdminError(f"{folder}: {what}; a run's folder was expected: a recipe's, or fairseq-train's --save-dir.")
+        raise AdminError(f"{folder} is not a folder; a run's was expected: a recipe's, or fairseq-train's --save-dir.")
     paths = [folder / "train.log"]
     if not paths[0].exists():
         paths = sorted({*folder.glob("*.log"), *folder.glob("*log.txt")})
@@ -70,6 +69,9 @@ def draw(runs: Mapping[str, logs.Log], looks: Mapping[str, dict[str, Any]]) -> f
     Args:
         runs: their logs, by name.
         looks: matplotlib's options for the lines of each run, the same in both panels.
+
+    Returns:
+        The figure.
     """
     drawn, panels = figure.panels(2, sharey=True)
     for axes, (part, title) in zip(panels, {"train": "training", "valid": "validation"}.items()):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from .. import logs
 from ..analysis import omega
-from ..architectures.config import plain
+from ..architectures.config import plain_options
 from ..checkpoints import averaging
 from ..checkpoints.checkpoint import OURS, STACKS, Checkpoint
 from ..checkpoints.fold import FOLDABLE
@@ -210,7 +210,7 @@ def _options(checkpoint: Checkpoint) -> dict[str, str]:
     args, cfg = checkpoint.state.get("args"), checkpoint.state.get("cfg") or {}
     options = {}
     for section, names in SECTIONS.items():
-        config = vars(args) if args is not None else plain(cfg.get(section))
+        config = vars(args) if args is not None else plain_options(cfg.get(section))
         for name in names:
             option = NAMED.get(section, section) if name == "_name" else name
             value = config.get(option if args is not None and name == "_name" else name)

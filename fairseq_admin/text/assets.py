@@ -54,11 +54,10 @@ def binarised(name: str) -> Path:
         name: the text's folder, or its `bin`.
 
     Returns:
-        The one with data. Without data: `bin` if it exists, otherwise the named folder.
+        The one with data. Without data: the named folder.
     """
     text = Path(name)
-    without_data = text / "bin" if (text / "bin").is_dir() else text
-    return next((folder for folder in folders(text) if any(folder.glob("*.idx"))), without_data)
+    return next((folder for folder in folders(text) if any(folder.glob("*.idx"))), text)
 
 
 class Assets:
@@ -128,12 +127,20 @@ class Assets:
         return path
 
     def fingerprints(self) -> dict[str, str]:
-        """Fingerprints of the merges and the settings, if these files are there."""
+        """Compute the fingerprints of the merges and the settings.
+
+        Returns:
+            By file name; a missing file is left out.
+        """
         paths = {name: self.find(name) for name in (CODES, FILE)}
         return {name: _fingerprints(path, name)[0] for name, path in paths.items() if path}
 
     def text(self) -> Text | None:
-        """The settings in text.json; None if it is missing."""
+        """Read the settings in text.json.
+
+        Returns:
+            The settings. None: the file is missing.
+        """
         path = self.find(FILE)
         return Text.read(path) if path else None
 

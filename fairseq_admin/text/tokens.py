@@ -171,6 +171,9 @@ def removal_note(removed: Counter[str]) -> str:
 
     Args:
         removed: the result of `Text.removed`.
+
+    Returns:
+        The note, without a full stop.
     """
     each = ", ".join(f"U+{ord(character):04X} ({count})" for character, count in removed.most_common())
     return f"{removed.total()} control or format characters are not in the tokens: {each}"

@@ -39,6 +39,9 @@ class Pipeline(NamedTuple):
             kind: "raw", "tokens" or "units": the kind of text and translation.
             device: "cpu" or "cuda"; None: CUDA if it is there.
 
+        Returns:
+            The pipeline.
+
         Raises:
             AdminError: a file is missing or broken.
         """
