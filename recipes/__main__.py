@@ -123,13 +123,13 @@ def main() -> None:
         print("\n".join(status.lines(args.words)))
         return
     name, goal = parse_target(args.target)
-    given = recipes.collect(name, args.words, args.options)
+    values = recipes.collect(name, args.words, args.options)
     if args.help:
-        print("\n".join(recipes.help_lines(name, given)))
+        print("\n".join(recipes.help_lines(name, values)))
         return
-    recipe = recipes.read(name, given)
+    recipe = recipes.read(name, values)
     exported = recipe.settings.exported().items()
-    os.environ.update({name: value for name, value in exported if name in recipe.given or name not in os.environ})
+    os.environ.update({name: value for name, value in exported if name in values or name not in os.environ})
     on_cpu, plan, work = grid_task(recipe) if recipe.file.is_grid else model_task(recipe, goal)
     if on_cpu:
         # Even with --cpu, fairseq clips gradients on a visible GPU, and starts a process for each of several GPUs.

@@ -112,8 +112,12 @@ class Recipe:
     settings: Any
     size: str = ""
     """the size that the target names, as 18l in wmt14-ende-18l"""
-    given: dict[str, str] = field(default_factory=dict)
-    """the user's values"""
+    user_values: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def words(self) -> list[str]:
+        """The user's values, as words of a command line."""
+        return [f"{name}={value}" for name, value in self.user_values.items()]
 
     @property
     def name(self) -> str:
@@ -158,8 +162,8 @@ class Recipe:
         left_out = {"METHOD", "SEED", "NODE_RANK", "WATCH", *Machine.model_fields} - {"RUNS"}
         left_out |= {"MASTER"} if self.settings.WHERE == "slurm" else set()
         preset = {"PRESET": self.settings.PRESET} if len(self.file.presets) > 1 else {}
-        named = sorted({**preset, **self.given}.items())
-        return shlex.join(["make", self.target, *(f"{name}={value}" for name, value in named if name not in left_out)])
+        values = sorted({**preset, **self.user_values}.items())
+        return shlex.join(["make", self.target, *(f"{name}={value}" for name, value in values if name not in left_out)])
 
 
 @functools.cache
@@ -193,50 +197,50 @@ def collect(target: str, words: list[str], options: Sequence[str] = ()) -> dict[
     _, _, after = os.environ.get("MAKEFLAGS", "").partition("-- ")
     on_line = {word.partition("=")[0] for word in re.split(r"(?<!\\)\s+", after) if "=" in word} - MAKEFILE_VARIABLES
     values = {name: os.environ[name] for name in [*file.names, *on_line] if name in os.environ}
-    given = dict(word.split("=", 1) for word in words)
-    quiet = on_line | given.keys() | Machine.model_fields.keys() - {"RUNS"}
+    from_words = dict(word.split("=", 1) for word in words)
+    quiet = on_line | from_words.keys() | Machine.model_fields.keys() - {"RUNS"}
     if inherited := [f"{name}={value}" for name, value in values.items() if name not in quiet]:
         log.info("From the environment: %s.", " ".join(inherited))
     parser = argparse.ArgumentParser("--", argparse.SUPPRESS, add_help=False, allow_abbrev=False)
     for alias in file.aliases:
         if alias.startswith("--"):
             parser.add_argument(alias, dest=alias)
-    named, others = parser.parse_known_args(options)
-    values |= given | {option: value for option, value in vars(named).items() if value is not None}
+    aliased, others = parser.parse_known_args(options)
+    values |= from_words | {alias: value for alias, value in vars(aliased).items() if value is not None}
     if others:
         values["TRAIN_ARGS"] = f"{values.get('TRAIN_ARGS', '')} {shlex.join(others)}".strip()
     return {file.aliases.get(name, name): value for name, value in values.items()}
 
 
-def read(target: str, given: dict[str, str]) -> Recipe:
+def read(target: str, user_values: dict[str, str]) -> Recipe:
     """The recipe of a target, with the user's values.
 
     Raises:
         ValueError: a setting is unknown or invalid.
     """
     file, size = files()[target]
-    if unknown := next((name for name in given if name not in file.names), None):
+    if unknown := next((name for name in user_values if name not in file.names), None):
         near = difflib.get_close_matches(unknown, file.names, 1)
         like = f" {near[0]} is one." if near else ""
         raise ValueError(
-            f"{unknown}={given[unknown]} is not a setting of {target}.{like} See make help TARGET={target}."
+            f"{unknown}={user_values[unknown]} is not a setting of {target}.{like} See make help TARGET={target}."
         )
-    preset = given.get("PRESET") or file.preset
+    preset = user_values.get("PRESET") or file.preset
     if preset not in file.presets:
         raise ValueError(f"PRESET={preset} is unknown; expected {' or '.join(file.presets)}.")
-    values = file.values(size, preset) | given
-    if values.get("EPOCHS") and "UPDATES" in given:
+    values = file.values(size, preset) | user_values
+    if values.get("EPOCHS") and "UPDATES" in user_values:
         raise ValueError(
-            f"UPDATES={given['UPDATES']} is given, and EPOCHS={values['EPOCHS']} says how long it trains; give another "
-            "EPOCHS=, or EPOCHS= empty."
+            f"UPDATES={user_values['UPDATES']} is given, and EPOCHS={values['EPOCHS']} says how long it trains; give "
+            "another EPOCHS=, or EPOCHS= empty."
         )
-    return Recipe(target, file, validated(file.model, values), size, given)
+    return Recipe(target, file, validated(file.model, values), size, user_values)
 
 
-def help_lines(target: str, given: dict[str, str]) -> list[str]:
+def help_lines(target: str, user_values: dict[str, str]) -> list[str]:
     """A recipe's presets, and the settings that have an effect, with the user's values."""
     file, size = files()[target]
-    values = file.values(size, given.get("PRESET") or file.preset) | given
+    values = file.values(size, user_values.get("PRESET") or file.preset) | user_values
     hidden = {name for name, value in values.items() if isinstance(value, dict)}
     hidden |= {"UPDATES"} if values.get("EPOCHS") else set()
     lines = [f"make {target} PRESET={'|'.join(file.presets)}", ""]

@@ -169,11 +169,7 @@ def parts(pipeline: Pipeline, goal: str) -> Iterator[tuple[str, Job]]:
     for part, needed in needed_by.items():
         target = recipe.target if part == "all" else f"{recipe.target}-{part}"
         folder = recipe.text if part == "prepare" else recipe.run  # runs with the same text share its job
-        yield part, Job(target, command(recipe, target), folder, needed)
-
-
-def command(recipe: Recipe, target: str) -> list[str]:
-    return [sys.executable, "-m", "recipes", target, *(f"{name}={value}" for name, value in recipe.given.items())]
+        yield part, Job(target, [sys.executable, "-m", "recipes", target, *recipe.words], folder, needed)
 
 
 def submit_all(jobs: Sequence[Job], settings: Settings, with_gpus: bool) -> None:
@@ -242,8 +238,8 @@ def make(pipeline: Pipeline, goal: str) -> None:
 
 def submit_grid(recipe: Recipe, folder: Path, on_cpu: bool) -> None:
     """Submit a grid as one job, which makes the text and then submits the runs by `run`."""
-    job = Job(recipe.target, command(recipe, recipe.target), folder, recipe.file.needs)
-    submit_all([job], recipe.settings, not on_cpu)
+    command = [sys.executable, "-m", "recipes", recipe.target, *recipe.words]
+    submit_all([Job(recipe.target, command, folder, recipe.file.needs)], recipe.settings, not on_cpu)
 
 
 def run(jobs: Sequence[Job], needs: Needs, parallel: int, slurm: Slurm, folder: Path) -> Iterator[tuple[Job, int]]:

@@ -140,8 +140,9 @@ class Text:
                 f"raw {name}", self.folder, self.both(self.raw, name), partial(self._generate, name),
                 settings={"pairs": self.settings.PAIRS},
             )  # fmt: skip
-        named = [] if self.settings.DATA else [text.archive for text in texts.values() if text.archive]
-        archives = list(dict.fromkeys(name.format(language=it) for name in named for it in (self.source, self.target)))
+        names = [] if self.settings.DATA else [text.archive for text in texts.values() if text.archive]
+        sides = (self.source, self.target)
+        archives = list(dict.fromkeys(name.format(language=side) for name in names for side in sides))
         for archive in archives:
             path = self.recipe.archives / archive
             yield Step(f"download {archive}", self.folder, (path,), partial(self._fetch, path, archives), fetches=True)

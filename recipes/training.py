@@ -228,11 +228,11 @@ class Pipeline(ABC):
             with replacing(self.final) as part:
                 shutil.copy(self.average, part)
 
-    def keep_scores(self, scores: dict[str, str], **made: object) -> None:
+    def keep_scores(self, scores: dict[str, str], **settings: object) -> None:
         """Write the run's row of results.csv, with the settings of averaging and translating."""
         s = self.settings
         key = {"recipe": self.recipe.row, "method": s.METHOD, "preset": s.PRESET, "seed": str(s.SEED), "rule": s.rule}
-        words = {name: str(value) for name, value in {"average": s.AVERAGE, **made}.items()}
+        words = {name: str(value) for name, value in {"average": s.AVERAGE, **settings}.items()}
         measured = {"tokens": s.TOKENS or self.machine.tokens, **scores, **words}
         results.record(self.folder, Path(s.RUNS, "results.csv"), key, measured)
 

@@ -34,6 +34,7 @@ class Translation(Pipeline):
         self.batch = ["--max-tokens", str(self.machine.max_tokens), "--required-batch-size-multiple", "1"]
         self.fitting = str(max(POSITIONS, self.machine.max_tokens))
         self.validated = ["--max-tokens-valid", self.fitting, "--skip-invalid-size-inputs-valid-test"]
+        self.generate_args = [*self.settings.GENERATE_ARGS, *(["--cpu"] if self.settings.DEVICE == "cpu" else [])]
 
     def model_options(self) -> list[str]:
         s = self.settings
@@ -45,7 +46,7 @@ class Translation(Pipeline):
 
     def score_steps(self) -> Iterator[Step]:
         s, text, folder = self.settings, self.text, self.folder
-        settings: dict[str, Any] = {"beam": str(s.BEAM), "lenpen": f"{s.LENPEN:g}", "options": list(s.GENERATE_ARGS)}
+        settings: dict[str, Any] = {"beam": str(s.BEAM), "lenpen": f"{s.LENPEN:g}", "options": self.generate_args}
         yield Step("generate", folder, (self.generated,), self._generate, (self.final,), settings)
         yield Step(
             "score", folder, (self.score,), self._score, (self.generated, *text.both(text.raw, "test")),
@@ -59,13 +60,12 @@ class Translation(Pipeline):
         s, text = self.settings, self.text
         raw, words, units = (folder / "test" for folder in (text.raw, text.words, text.folder / "bpe"))
         scores = score.translations(self.folder, Tokens.read(text.json), raw, words, units, s.COMPOUNDS)
-        made = {"generate_args": " ".join(s.GENERATE_ARGS)} if s.GENERATE_ARGS else {}
-        self.keep_scores(scores, beam=s.BEAM, lenpen=f"{s.LENPEN:g}", **made)
+        self.keep_scores(scores, beam=s.BEAM, lenpen=f"{s.LENPEN:g}", generate_args=" ".join(self.generate_args))
 
     def _generate(self) -> None:
         s = self.settings
         command = [sys.executable, "-m", "fairseq_cli.generate", str(self.text.binary), *self.user_dir]
         command += ["--path", str(self.final), "--gen-subset", "test", *self.task]
         command += ["--beam", str(s.BEAM), "--lenpen", f"{s.LENPEN:g}", *self.batch, "--max-tokens", self.fitting]
-        command += ["--skip-invalid-size-inputs-valid-test", *s.GENERATE_ARGS]
+        command += ["--skip-invalid-size-inputs-valid-test", *self.generate_args]
         produce(command, self.generated, sentences=len(read_lines(self.text.both(self.text.raw, "test")[0])))

@@ -91,14 +91,14 @@ class Deeper(Grid):
 
     def recipe_of(self, axes: Axes, updates: int) -> PointRecipe:
         s = self.settings
-        given: dict[str, Any] = {name: value for name, value in s if name in Training.model_fields}
-        given |= {"METHOD": "post-ln", "AVERAGE": 1, "MAX_TOKENS": 2000, "UPDATES": updates}
+        values: dict[str, Any] = {name: value for name, value in s if name in Training.model_fields}
+        values |= {"METHOD": "post-ln", "AVERAGE": 1, "MAX_TOKENS": 2000, "UPDATES": updates}
         if axes:
             warmup = 0 if axes["scheme"] == "dt-fixup" else s.WARMUP
-            given |= {"SEED": axes["seed"], "LR": axes["lr"], "WARMUP": warmup}
+            values |= {"SEED": axes["seed"], "LR": axes["lr"], "WARMUP": warmup}
         else:
-            given |= {"UPDATES": s.ENCODER_UPDATES, "SAVE_EVERY": s.ENCODER_SAVE_EVERY, "TRAIN_ARGS": ()}
-        settings = validated(Training, given)
+            values |= {"UPDATES": s.ENCODER_UPDATES, "SAVE_EVERY": s.ENCODER_SAVE_EVERY, "TRAIN_ARGS": ()}
+        settings = validated(Training, values)
         return PointRecipe(self.recipe.target, self.recipe.file, settings, grid=self.folder, point=self.name(axes))
 
     def options(self, axes: Axes) -> dict[str, Any]:

@@ -49,15 +49,14 @@ def make_runs(grid: Grid, points: Sequence[Axes]) -> None:
     if not waiting:
         return
     print(f"{grid.folder}: {len(points)} runs, {len(done)} of them done; {s.JOBS} at a time", flush=True)
-    given = [f"{name}={value}" for name, value in grid.recipe.given.items()]
     command = [sys.executable, "-m", "recipes.grid.front", grid.recipe.target]
     names = [grid.name(axes) for axes in waiting]
-    commands = [jobs.Job(name, [*command, name, *given], grid.folder / name) for name in names]
+    runs = [jobs.Job(name, [*command, name, *grid.recipe.words], grid.folder / name) for name in names]
     if s.WHERE == "slurm":
         needs = replace(grid.recipe.file.needs, gpus=0 if grid.on_cpu else 1)
-        ended = slurm.run(commands, needs, s.JOBS, slurm.read_settings(Path(s.SLURM)), grid.folder / "slurm")
+        ended = slurm.run(runs, needs, s.JOBS, slurm.read_settings(Path(s.SLURM)), grid.folder / "slurm")
     else:
-        ended = jobs.run(commands, s.JOBS, [] if grid.on_cpu else [gpu.index for gpu in gpus.visible()])
+        ended = jobs.run(runs, s.JOBS, [] if grid.on_cpu else [gpu.index for gpu in gpus.visible()])
     failed = []
     for number, (job, status) in enumerate(ended, start=1):
         failed += [job] if status else []

@@ -44,11 +44,11 @@ class Grid:
     run_type: type[GridRun] = TranslationRun
 
     def __init__(self, recipe: Recipe) -> None:
-        s, file, given = recipe.settings, recipe.file, recipe.given
+        s, file, user_values = recipe.settings, recipe.file, recipe.user_values
         self.recipe, self.settings = recipe, s
         usual = {name: field.default for name, field in file.model.model_fields.items()} | file.values("", s.PRESET)
-        differing = [name for name in file.named if name in given and getattr(s, name) != usual[name]]
-        parts = [recipe.target, *(file.named[name].format(given[name]) for name in differing)]
+        changed = [name for name in file.named if name in user_values and getattr(s, name) != usual[name]]
+        parts = [recipe.target, *(file.named[name].format(user_values[name]) for name in changed)]
         self.folder = Path(s.RUNS, "-".join([*parts, *([s.PRESET] if s.PRESET != "cpu" else [])]))
         self.on_cpu = s.PRESET != "gpu" or "--cpu" in s.TRAIN_ARGS
 
@@ -90,20 +90,19 @@ class Grid:
         """The recipe of a run: the grid's settings, the run's values on the axes, and no averaging."""
         s, target = self.settings, TEXTS[self.settings.PRESET]
         names = {*recipes.files()[target][0].names} - {"PAIRS", "WHERE"}
-        given = {"INIT": "reference"}
-        given |= {name: as_text(value) for name, value in s if name in names and as_text(value)}
-        given |= {SETTINGS[axis]: value for axis, value in axes.items() if axis in SETTINGS}
+        values = {"INIT": "reference"}
+        values |= {name: as_text(value) for name, value in s if name in names and as_text(value)}
+        values |= {SETTINGS[axis]: value for axis, value in axes.items() if axis in SETTINGS}
         if SCHEMES[axes["scheme"]].ffn is None:  # the scheme sets its own feed-forward weights
-            given["FFN_INIT"] = "xavier"
+            values["FFN_INIT"] = "xavier"
         if target != "multi30k" and s.DATA:
             raise ValueError(f"DATA={s.DATA} with PRESET={s.PRESET}: the text is generated. Leave DATA= out.")
         if target == "own":
             text = texts.reversed_text(self.folder, (s.PAIRS, s.VALID_PAIRS, s.TEST_PAIRS), s.WORDS)
-            given |= {"DATA": str(text), "PAIR": "a-b", "TOKENISER": "", "MERGES": str(10 * s.WORDS)}
-        given |= {"PRESET": "cpu", "DEVICE": "gpu" if s.PRESET == "gpu" else "cpu", "AVERAGE": "1"}
-        given["GENERATE_ARGS"] = GENERATE_ARGS + (" --cpu" if s.PRESET != "gpu" else "")
-        given["UPDATES"] = str(updates)
-        return PointRecipe(**vars(recipes.read(target, given)), grid=self.folder, point=self.name(axes))
+            values |= {"DATA": str(text), "PAIR": "a-b", "TOKENISER": "", "MERGES": str(10 * s.WORDS)}
+        values |= {"PRESET": "cpu", "DEVICE": "gpu" if s.PRESET == "gpu" else "cpu", "AVERAGE": "1"}
+        values |= {"GENERATE_ARGS": GENERATE_ARGS, "UPDATES": str(updates)}
+        return PointRecipe(**vars(recipes.read(target, values)), grid=self.folder, point=self.name(axes))
 
     def listed(self, *groups: str) -> dict[str, Any]:
         """The options in some groups of the grid's YAML file."""

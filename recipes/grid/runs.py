@@ -154,7 +154,7 @@ class TranslationRun(GridRun, Translation):
     def resume_settings(self) -> dict[str, Any]:
         return super().resume_settings() | {"beam": str(self.settings.BEAM)}
 
-    def keep_scores(self, scores: dict[str, str], **made: object) -> None:
+    def keep_scores(self, scores: dict[str, str], **settings: object) -> None:
         write_lines(self.score, [json.dumps(scores)])
 
     def row(self, log: Log, diverged: bool) -> Row:

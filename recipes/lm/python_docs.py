@@ -89,8 +89,8 @@ def corpus(library: Path) -> dict[str, list[str]]:
                 if paragraph not in seen:
                     seen.add(paragraph)
                     lines[split_of(name)].append(paragraph)
-    for split, found in lines.items():
-        if not found:
+    for split in SPLITS:
+        if not lines[split]:
             raise ValueError(
                 f"{library}: found no documentation for {split}; expected the sources of Python's standard library. "
                 "Run with a Python that has them (PYTHON=)."

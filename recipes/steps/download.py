@@ -128,11 +128,12 @@ def download(out: Path, table: Path, site: str = "", names: Iterable[str] = (), 
                 return check(str(out), out, archive)
             except ValueError as error:
                 log.info("%s; fetching it again", error)
-        missing, made = disk_space((rows[name] for name in names or [out.name] if name in rows), out.parent, text)
-        if missing + made > (free := shutil.disk_usage(out.parent).free):
+        wanted = [rows[name] for name in names or [out.name] if name in rows]
+        downloads, texts = disk_space(wanted, out.parent, text)
+        if downloads + texts > (free := shutil.disk_usage(out.parent).free):
             raise ValueError(
-                f"{out.parent}: found {size(free)} free, expected {size(missing)} for archives and about {size(made)} "
-                "for the text. Make room, or give RUNS= elsewhere."
+                f"{out.parent}: found {size(free)} free, expected {size(downloads)} for archives and about "
+                f"{size(texts)} for the text. Make room, or give RUNS= elsewhere."
             )
         fetch(archive, part)
         part.replace(out)

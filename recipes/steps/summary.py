@@ -126,7 +126,7 @@ def write(run: Path, command: str, raw: Path | None = None, pair: str = "") -> N
             text += [f"{name:>{indent}}  {line}" for name, line in zip(labels, lines)] + [""]
         example, program = read_lines(f"{raw}.{source}")[0], Path(sys.executable).with_name("fairseq-admin")
         following.append(f"echo {shlex.quote(example)} | {os.path.relpath(program)} translate {run}/model/model.pt")
-    made = ("translations.txt", "model", "model.pt", "average.pt", "checkpoints", "train.log")
-    text.append(f"In {run}: {' '.join(name for name in made if (run / name).exists())}")
+    files = ("translations.txt", "model", "model.pt", "average.pt", "checkpoints", "train.log")
+    text.append(f"In {run}: {' '.join(name for name in files if (run / name).exists())}")
     text += ["", "What to run next:", *(f"  {line}" for line in following)]
     write_lines(run / "summary.txt", text)
