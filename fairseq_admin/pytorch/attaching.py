@@ -29,7 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ..errors import AdminError
 from .batch import arguments, call, one_batch
 from .channel_flow import tensors
-from .folding import divisible, largest_difference, scale, whole
+from .folding import divisible, largest_difference, whole
 from .omega import omega_from_depth, omega_range
 from .sites import GOES_ON, UNRELATED, Site, find_sites, grouped
 from .trace import Trace, undisturbed
@@ -263,12 +263,10 @@ def folded_weights(root: nn.Module, attachment: Attached) -> dict[int, Tensor]:
     weights = {id(parameter): whole(parameter.detach()).clone() for _, parameter in named}
     for site in [site for site in attachment.sites if site.learned]:
         omega = divisible(site.omega, f"omega of {site.name}", advice="Keep the model unfolded")
-        for name, offset in site.written.items():
-            key = id(root.get_parameter(name))
-            weights[key] = scale(weights[key].double() + offset, omega, 0) - offset
-        for name, reader in site.readers.items():
-            key = id(root.get_parameter(name))
-            weights[key] = reader.divided(weights[key], omega)
+        for scalings, factor in ((site.written, omega), (site.readers, 1 / omega)):
+            for name, scaling in scalings.items():
+                key = id(root.get_parameter(name))
+                weights[key] = scaling.scaled(weights[key], factor)
     return weights
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import AdminError
-from .channel_flow import ARGUMENT, UNSEEN, Handover, Reader, Value
+from .channel_flow import ARGUMENT, UNSEEN, Handover, Scaling, Value
 from .folding import whole
 from .trace import ADDS, IN_PLACE, TIMES, Trace
 
@@ -59,9 +59,9 @@ class Site:
     """Whether ω may move. Not in the first of a stack, whose input no norm wrote: its ω stays 1."""
     unfoldable: str
     """Why the fold cannot take ω away; "" if it can."""
-    written: dict[str, float]
-    """The parameters of the norm that wrote x, by name in the model, and what it adds to each."""
-    readers: dict[str, Reader]
+    written: dict[str, Scaling]
+    """How the parameters of the norm that wrote x scale it, by name in the model."""
+    readers: dict[str, Scaling]
     """How parameters read x, by name in the model."""
     inputs: set[str]
     """The arguments of the model's forward on which x depends."""
@@ -213,7 +213,7 @@ def site_of(graph: Trace, norm: Value, x: Value, cannot_fold: str, handovers: li
         sources=[(model.get_submodule(handover.call.module), handover.argument) for handover in handovers],
         learned=bool(writer or cannot_fold),
         unfoldable=cannot_fold,
-        written={f"{writer.call.module}.{key}": offset for key, offset in writer.offsets.items()} if writer else {},
+        written={f"{writer.call.module}.{key}": way for key, way in writer.written.items()} if writer else {},
         readers={value.call.module: reader for reader, value in readings if reader},
         inputs={value.call.module for value in x.ancestors() if value.made_by == ARGUMENT},
     )

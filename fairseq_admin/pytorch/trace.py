@@ -134,7 +134,7 @@ class Trace(TorchFunctionMode):
             self.hand_over(self.running[-1], argument, tensor)
         if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
             self.norm = self  # nothing is noted of what is tried
-            self.offsets, self.axis = flow.written_scale(module, args, kwargs)
+            self.written, self.axis = flow.written_scale(module, args, kwargs)
             self.norm = module if self.axis else None
 
     def hand_over(self, call: Call, argument: int | str | None, tensor: Any) -> None:
@@ -159,7 +159,7 @@ class Trace(TorchFunctionMode):
     def leave_norm(self, module: nn.Module, x: Value, result: Tensor) -> None:
         """Note what a norm read and gave."""
         (norm,) = self.record(flow.NORM, [x], [result])
-        norm.offsets, norm.channels = self.offsets, {norm: self.axis}
+        norm.written, norm.channels = self.written, {norm: self.axis}
         self.norms[norm.call.module] = norm
         for other in x.channels:
             other.readings.append((None, norm))
