@@ -11,7 +11,6 @@ function: the norm that wrote a shortcut writes it ω times as large, and what r
 from __future__ import annotations
 
 import copy
-import gc
 import logging
 import re
 import sys
@@ -98,9 +97,8 @@ def refuse_trained(sites: list[Site]) -> None:
         values = [whole(parameter.detach()) for parameter in site.norm.parameters()]
         if any(value.ne(value[0]).any() for value in values):
             raise AdminError(
-                f"{site.name} differs between channels: the model has been trained (from_pretrained?), and another "
-                "omega would destroy what it has learned. Begin with a new model, or attach with omega=1 and do not "
-                "profile."
+                f"{site.name} differs between channels: the model has been trained (from_pretrained?), and needs its "
+                "omega. Begin with a new model, or attach with omega=1 and do not profile."
             )
 
 
@@ -197,10 +195,8 @@ def attach(
         if module._compiled_call_impl or any(hasattr(module, name) for name in WRAPPED):
             raise AdminError(f"{type(module).__name__} is compiled, wrapped or sharded; attach to the model before.")
     every = [*model.parameters(), *model.buffers(), *tensors(arguments(batch))]
-    if any(tensor.is_meta for tensor in every):
-        raise AdminError(f"{type(model).__name__} or its batch is on the meta device; give both numbers before attach.")
-    if torch.is_inference_mode_enabled() or any(tensor.is_inference() for tensor in every):
-        raise AdminError("attach cannot follow tensors of torch.inference_mode; make model and batch without it.")
+    if torch.is_inference_mode_enabled() or any(tensor.is_meta or tensor.is_inference() for tensor in every):
+        raise AdminError("attach cannot follow tensors of torch.inference_mode or of the meta device; expected others.")
     attachment = Attached(*find_sites(model, batch, sites, unfoldable))
     if omega != 1:
         refuse_trained(attachment.sites)
@@ -301,9 +297,7 @@ def folded_state_dict(model: nn.Module) -> dict[str, Tensor]:
     weights = folded_weights(root, attachment)
 
     def stock(entry: Any) -> Any:
-        if id(entry) in weights:
-            return weights[id(entry)].to(entry.dtype)
-        return entry.clone() if isinstance(entry, Tensor) else copy.deepcopy(entry)  # of get_extra_state
+        return weights[id(entry)].to(entry.dtype) if id(entry) in weights else copy.deepcopy(entry)
 
     state = root.state_dict(keep_vars=True)
     return {key: stock(entry) for key, entry in state.items() if not key.endswith(OMEGA)}
@@ -341,11 +335,6 @@ def compare(root: nn.Module, stock: nn.Module, batch: Any, sites: list[Site]) ->
             )
 
 
-def refuse_call(wrapper: nn.Module, args: tuple) -> None:
-    """Raise AdminError: a hook of a DDP wrapper that was made before its model was folded."""
-    raise AdminError("the model in this DistributedDataParallel has been folded since; wrap it again.")
-
-
 @one_batch
 def fold(model: nn.Module, batch: Any = None) -> nn.Module:
     """Fold ω into the weights, in place: the stock model again, without hooks, with the same function.
@@ -377,7 +366,4 @@ def fold(model: nn.Module, batch: Any = None) -> nn.Module:
         compare(root, detach(copy.deepcopy(root), weights), batch, attachment.sites)
     detach(root, weights)
     torch.clear_autocast_cache()
-    for wrapper in [item for item in gc.get_objects() if issubclass(type(item), DistributedDataParallel)]:
-        if root in wrapper.modules():
-            wrapper.register_forward_pre_hook(refuse_call)
     return model

@@ -53,15 +53,8 @@ class Call:
 
     module: str
     """The module's name in the model. Where no call made a value: the name of the parameter or of the argument."""
-    caller: Call | None = None
-    """The call in which this one was made. None: it is the model's own."""
-
-    def around(self) -> Iterator[Call]:
-        """The calls in which this one was made, the innermost first."""
-        call = self.caller
-        while call:
-            yield call
-            call = call.caller
+    around: list[Call] = field(default_factory=list)
+    """The calls in which this one was made, the innermost first."""
 
 
 class Handover(NamedTuple):

@@ -7,8 +7,6 @@ Trainer(model, args, train_dataset=data, callbacks=[AdminCallback()]).train()
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .attaching import folded_state_dict, omegas, unfoldable
+from .omega import omega_summary
 from .profiling import profile
 
 logger = logging.getLogger(__name__)
@@ -49,22 +48,16 @@ class AdminCallback(TrainerCallback):
         profile(model, {key: value.to(device) for key, value in batch.items()}, rule=self.rule)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        values = torch.cat(list(omegas(kwargs["model"]).values())).float()
-        summary = {"omega_min": values.min(), "omega_mean": values.mean(), "omega_max": values.max()}
-        state.log_history[-1].update({key: value.item() for key, value in summary.items()})
+        summary = omega_summary(torch.cat(list(omegas(kwargs["model"]).values())))
+        state.log_history[-1].update({f"omega_{key}": value for key, value in summary.items()})
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if kept := unfoldable(kwargs["model"]):
             logger.warning("Admin: no folded copy: %s", kept)
             return
         stock = folded_state_dict(kwargs["model"])  # on every rank: each may have a shard of it
-        if not state.is_world_process_zero:
-            return
-        folder = Path(args.output_dir or ".") / f"checkpoint-{state.global_step}" / FOLDED
-        part = folder.with_suffix(".part")
-        shutil.rmtree(part, ignore_errors=True)
-        kwargs["model"].save_pretrained(part, state_dict=stock)
-        if kwargs.get("processing_class") is not None:
-            kwargs["processing_class"].save_pretrained(part)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(part, folder)
+        if state.is_world_process_zero:
+            folder = Path(args.output_dir or ".") / f"checkpoint-{state.global_step}" / FOLDED
+            kwargs["model"].save_pretrained(folder, state_dict=stock)
+            if kwargs.get("processing_class") is not None:
+                kwargs["processing_class"].save_pretrained(folder)

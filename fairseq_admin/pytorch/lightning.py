@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .attaching import ATTACHED, attach, folded_state_dict, omegas, unfoldable
+from .omega import omega_summary
 from .profiling import profile
 
 try:
@@ -47,9 +48,8 @@ class AdminCallback(Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
         if trainer.global_step % trainer.log_every_n_steps == 0:
-            values = torch.cat(list(omegas(pl_module.get_submodule(self.module)).values())).float()
-            summary = {"omega_min": values.min(), "omega_mean": values.mean(), "omega_max": values.max()}
-            pl_module.log_dict(summary)
+            summary = omega_summary(torch.cat(list(omegas(pl_module.get_submodule(self.module)).values())))
+            pl_module.log_dict({f"omega_{key}": value for key, value in summary.items()})
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         model = pl_module.get_submodule(self.module)

@@ -47,10 +47,6 @@ class Batch:
                 self.given = 0
         self.sentences, self.length = first.size(self.given), first.size(1 - self.given)
 
-    def within(self, tokens: int) -> int:
-        """How many sentences have at most so many padded tokens together; at least one."""
-        return max(1, min(self.sentences, tokens // max(1, self.length)))
-
     def first(self, sentences: int) -> Any:
         """The batch, cut to the first sentences."""
         cut = dict(self.named)
@@ -115,7 +111,8 @@ def profile(model: nn.Module, batch: Any, *, rule: str = "reference", tokens: in
     samples = Batch(root, batch)
     stacks = {f"stack of {stack[0].name}": stack for stack in attachment.stacks}
     attempt = partial(measure, root, attachment, samples, rule)
-    omega, sentences, summary = profile_stacks(stacks, attempt, samples.within(tokens), from_first_rank)
+    most = max(1, min(samples.sentences, tokens // max(1, samples.length)))
+    omega, sentences, summary = profile_stacks(stacks, attempt, most, from_first_rank)
     logger.info("Admin: profiled by rule %s on %d sentences: %s", rule, sentences, summary)
     return {site.name: value for site, value in zip(attachment.sites, omega)}
 
@@ -132,14 +129,12 @@ def measure(root: nn.Module, attachment: Attached, samples: Batch, rule: str, se
 
     def observe(first: Site, site: Site, norm: nn.Module, inputs: tuple) -> None:
         x, total = (tensor.movedim(site.axis, -1) for tensor in (site.shortcut(inputs[0]), inputs[0]))
-        if site is first:
-            measures[first] = StackMeasure(rule, samples.real(first.inputs, x))
-        if first not in measures:
-            return
-        measures[first].real = samples.real(first.inputs, x)  # a part of the positions may go on
-        omega = measures[first].add(x, total.float() - x.float())
+        real = samples.real(first.inputs, x)
+        stack = measures.setdefault(first, StackMeasure(rule, real))
+        stack.real = real  # a part of the positions may go on
+        omega = stack.add(x, total.float() - x.float())
         site.set_omega(omega)
-        measures[first].omegas[-1] = omega if site.learned else torch.ones_like(omega)
+        stack.omegas[-1] = omega if site.learned else torch.ones_like(omega)
 
     with undisturbed(root) as undo:
         root.train()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import AdminError
-from .channel_flow import ARGUMENT, UNSEEN, Handover, Scaling, Value
+from .channel_flow import ARGUMENT, UNSEEN, Handover, Value
 from .folding import whole
 from .trace import ADDS, IN_PLACE, TIMES, Trace
 
@@ -30,7 +29,7 @@ FACTOR = "add with alpha"
 GOES_ON = "reads a sum that goes on, as in Pre-LN"
 UNRELATED = "reads a sum of which no term depends on the other"
 FACTORED = "reads a sum with a factor at the shortcut, as DeepNorm's"
-KEEP = 'unfoldable="keep" trains it with an omega that could not be folded away'
+KEEP = '; unfoldable="keep" trains it with an omega that could not be folded away'
 SKIP = 'Give unfoldable="skip" to leave such norms out, or name those that are to have one: sites=[...].'
 
 
@@ -42,31 +41,41 @@ def position_and_keyword(module: nn.Module, argument: int | str) -> tuple[int, s
     return names.index(argument) if argument in names else len(names), argument
 
 
-@dataclass(eq=False)
 class Site:
-    """A sum x + f(x) and its norm; `capture`, `capture_result` and `scale` are hooks."""
+    """A sum x + f(x) and its norm; `capture`, `capture_result` and `scale` are hooks.
 
-    name: str
-    """The norm's name in the model."""
-    norm: Any
-    calls: int
-    """How often the norm is called in a forward."""
-    axis: int
-    """The axis of the channels in the sum, from the end."""
-    sources: list[tuple[nn.Module, int | str | None]]
-    """The modules that are given x, as their argument of this position or keyword, or return it (None)."""
-    learned: bool
-    """Whether ω may move. Not in the first of a stack, whose input no norm wrote: its ω stays 1."""
-    unfoldable: str
-    """Why the fold cannot take ω away; "" if it can."""
-    written: dict[str, Scaling]
-    """How the parameters of the norm that wrote x scale it, by name in the model."""
-    readers: dict[str, Scaling]
-    """How parameters read x, by name in the model."""
-    inputs: set[str]
-    """The arguments of the model's forward on which x depends."""
-    shortcuts: dict[torch.device, Tensor] = field(default_factory=dict)
-    """x, between the calls of a source and of the norm; by device, for DataParallel runs a thread on each."""
+    Args:
+        graph: a forward of the model.
+        norm: the norm's output in it.
+        total: the sum.
+        x: the shortcut.
+    """
+
+    def __init__(self, graph: Trace, norm: Value, total: Value, x: Value) -> None:
+        model, writer = graph.model, writer_of(norm, x)
+        self.name = norm.call.module
+        """The norm's name in the model."""
+        self.norm: Any = model.get_submodule(self.name)
+        self.calls = graph.calls[self.name]
+        """How often the norm is called in a forward."""
+        self.axis = norm.channels[norm]
+        """The axis of the channels in the sum, from the end."""
+        self.sources = [
+            (model.get_submodule(place.call.module), place.argument) for place in places(graph, norm, total, x)
+        ]
+        """The modules that are given x, as their argument of this position or keyword, or return it (None)."""
+        self.unfoldable = why_unfoldable(graph, norm, total, x)
+        """Why the fold cannot take ω away; "" if it can."""
+        self.learned = bool(writer or self.unfoldable)
+        """Whether ω may move. Not in the first of a stack, whose input no norm wrote: its ω stays 1."""
+        self.written = {f"{writer.call.module}.{key}": way for key, way in writer.written.items()} if writer else {}
+        """How the parameters of the norm that wrote x scale it, by name in the model."""
+        self.readers = {value.call.module: way for way, value in writer.readings if way} if writer else {}
+        """How parameters read x, by name in the model."""
+        self.inputs = {value.call.module for value in x.ancestors() if value.made_by == ARGUMENT}
+        """The arguments of the model's forward on which x depends."""
+        self.shortcuts: dict[torch.device, Tensor] = {}
+        """x, between the calls of a source and of the norm; by device, for DataParallel runs a thread on each."""
 
     @property
     def omega(self) -> Tensor:
@@ -86,8 +95,8 @@ class Site:
         """The x of a sum, in the sum's shape; or AdminError."""
         if total.device not in self.shortcuts:
             raise AdminError(
-                f"{self.name} ran without the module that has its shortcut: is the norm alone in a checkpoint? Put the "
-                "whole layer into the checkpoint. Is the branch left out at random? Multiply it by 0 instead."
+                f"{self.name} ran without the module that has its shortcut. Put the whole layer into a checkpoint, not "
+                "the norm alone; multiply a branch by 0 rather than leave it out."
             )
         x = self.shortcuts[total.device]
         return x.reshape(total.shape) if x.numel() == total.numel() else x.expand_as(total)
@@ -150,22 +159,18 @@ def writer_of(norm: Value, x: Value) -> Value | None:
     return next((writer for writer in x.channels if x.channels[writer] == axis and writer.size == x.size), None)
 
 
-def handovers_of(graph: Trace, norm: Value, total: Value, x: Value) -> list[Handover]:
+def places(graph: Trace, norm: Value, total: Value, x: Value) -> list[Handover]:
     """Where to take x: in the smallest module call around a norm, as that call's input, and once inside it.
 
     Inside it as well, for transformers' layers put their forward into a checkpoint without their hooks.
     """
     # A module that is called more often than the norm would leave another x.
-    usable = [
-        handover
-        for handover in x.handovers
-        if handover.time < total.time and handover.call.module != norm.call.module
-        if graph.calls[handover.call.module] == graph.calls[norm.call.module]
-    ]
-    for call in norm.call.around():
-        inputs = [handover for handover in usable if handover.call is call]
-        inside = [handover for handover in usable if call in handover.call.around()]
-        returned = [handover for handover in inside if handover.argument is None]
+    calls, before = graph.calls[norm.call.module], [place for place in x.handovers if place.time < total.time]
+    usable = [place for place in before if graph.calls[place.call.module] == calls]
+    for call in norm.call.around:
+        inputs = [place for place in usable if place.call is call]
+        inside = [place for place in usable if call in place.call.around]
+        returned = [place for place in inside if place.argument is None]
         if inputs or inside:
             return inputs[-1:] + (returned or inside)[-1:]
     return []
@@ -199,24 +204,6 @@ def place_of(model: nn.Module, value: Value) -> str:
     kinds = [type(part).__name__ for part in chain(module._forward_pre_hooks.values(), *parametrizations)]
     weight = f", whose weight is under {' and '.join(kinds)}" if kinds else ""
     return f"{value.made_by} in {value.call.module or type(module).__name__}{weight}{value.line}"
-
-
-def site_of(graph: Trace, norm: Value, x: Value, cannot_fold: str, handovers: list[Handover]) -> Site:
-    """The site at a norm."""
-    name, writer, model = norm.call.module, writer_of(norm, x), graph.model
-    readings = writer.readings if writer and not cannot_fold else []
-    return Site(
-        name=name,
-        norm=model.get_submodule(name),
-        calls=graph.calls[name],
-        axis=norm.channels[norm],
-        sources=[(model.get_submodule(handover.call.module), handover.argument) for handover in handovers],
-        learned=bool(writer or cannot_fold),
-        unfoldable=cannot_fold,
-        written={f"{writer.call.module}.{key}": way for key, way in writer.written.items()} if writer else {},
-        readers={value.call.module: reader for reader, value in readings if reader},
-        inputs={value.call.module for value in x.ancestors() if value.made_by == ARGUMENT},
-    )
 
 
 def find_sites(
@@ -253,29 +240,26 @@ def find_sites(
     stacks: list[list[Site]] = []
     sites: dict[Value, Site] = {}
     for norm in sorted((graph.norms[name] for name in chosen), key=lambda norm: norm.time):
-        name, (total, x, _) = norm.call.module, sums[norm.call.module]
-        before, handovers = x.ancestors(), handovers_of(graph, norm, total, x)
-        earlier = [site for norm, site in sites.items() if norm in before]
-        cannot_fold = why_unfoldable(graph, norm, total, x)
-        if earlier and unfoldable == "keep" and not writer_of(norm, x):
-            cannot_fold = cannot_fold or "has a shortcut that no norm wrote as it is"
-        unsuited = ""
+        total, x, _ = sums[norm.call.module]
+        site, before, unsuited = Site(graph, norm, total, x), x.ancestors(), ""
+        earlier = [other for written, other in sites.items() if written in before]
+        if earlier and unfoldable == "keep" and not site.learned:
+            site.learned, site.unfoldable = True, "has a shortcut that no norm wrote as it is"
         if total.made_by in IN_PLACE and total.reads[0] is x:
             unsuited = "reads a sum that is written over its shortcut (x += f(x); write x = x + f(x))"
-        elif not handovers:
+        elif not site.sources:
             unsuited = "has a shortcut that no module is given or returns; put its layer in a module"
-        if unsuited or cannot_fold and unfoldable != "keep":
-            reasons[name] = cannot_fold or unsuited
+        if unsuited or site.unfoldable and unfoldable != "keep":
+            reasons[site.name] = unsuited or site.unfoldable
             if unfoldable == "refuse":
-                keep = "" if unsuited else f"; {KEEP}"
-                raise AdminError(f"{kind}: {name} {reasons[name]}{keep}. {SKIP}")
+                raise AdminError(f"{kind}: {site.name} {reasons[site.name]}{'' if unsuited else KEEP}. {SKIP}")
             continue
-        sites[norm] = site_of(graph, norm, x, cannot_fold, handovers)
+        sites[norm] = site
         # With the sites of a stack, the last of which x depends on; or the first of another.
         stack = next((stack for stack in stacks if stack[-1:] == earlier[-1:]), [])
         if not stack:
             stacks.append(stack)
-        stack.append(sites[norm])
+        stack.append(site)
     return stacks, reasons
 
 

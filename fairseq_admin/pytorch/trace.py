@@ -81,9 +81,8 @@ class Trace(TorchFunctionMode):
 
     def value(self, tensor: Tensor) -> Value:
         """The numbers that a tensor has now."""
-        if tensor not in self.values:
-            self.values[tensor] = Value(flow.UNSEEN if tensor.is_floating_point() else flow.HELD, self.running[-1])
-        return self.values[tensor]
+        origin = flow.UNSEEN if tensor.is_floating_point() else flow.HELD
+        return self.values.setdefault(tensor, Value(origin, self.running[-1]))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -126,12 +125,12 @@ class Trace(TorchFunctionMode):
         """Note that a module is called, and with what."""
         if self.norm:
             return
-        name = self.names[module]
-        self.calls[name] += 1
-        self.running.append(Call(name, self.running[-1]))
+        call = Call(self.names[module], self.running[::-1])
+        self.calls[call.module] += 1
+        self.running.append(call)
         arguments: list[tuple[Any, Any]] = [*enumerate(args), *kwargs.items()]
         for argument, tensor in arguments:
-            self.hand_over(self.running[-1], argument, tensor)
+            self.hand_over(call, argument, tensor)
         if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
             self.norm = self  # nothing is noted of what is tried
             self.written, self.axis = flow.written_scale(module, args, kwargs)
@@ -147,24 +146,19 @@ class Trace(TorchFunctionMode):
         if self.norm not in (None, module):
             return None
         if self.norm:
-            self.leave_norm(module, self.value(args[0]), result)
+            x = self.value(args[0])
+            (norm,) = self.record(flow.NORM, [x], [result])
+            norm.written, norm.channels = self.written, {norm: self.axis}
+            self.norms[norm.call.module] = norm
+            for other in x.channels:
+                other.readings.append((None, norm))
+            for parameter in module.parameters():
+                self.value(parameter).readers += 1
         self.norm = None
-        call = self.running.pop()
-        if any(result is x for x in (*args, *kwargs.values())) and not isinstance(module, nn.Identity):
-            # As some dropouts do. In training they return other numbers, so here they return another value: a view.
-            result = result[...] if isinstance(result, Tensor) else result
-        self.hand_over(call, None, result)
+        if isinstance(result, Tensor) and any(result is x for x in (*args, *kwargs.values())):
+            result = result[...]  # a dropout may return its argument in evaluation, but other numbers in training
+        self.hand_over(self.running.pop(), None, result)
         return result
-
-    def leave_norm(self, module: nn.Module, x: Value, result: Tensor) -> None:
-        """Note what a norm read and gave."""
-        (norm,) = self.record(flow.NORM, [x], [result])
-        norm.written, norm.channels = self.written, {norm: self.axis}
-        self.norms[norm.call.module] = norm
-        for other in x.channels:
-            other.readings.append((None, norm))
-        for parameter in module.parameters():
-            self.value(parameter).readers += 1
 
 
 @contextlib.contextmanager
