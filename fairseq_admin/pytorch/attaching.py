@@ -63,6 +63,13 @@ class Attached:
     def sites(self) -> list[Site]:
         return [site for stack in self.stacks for site in stack]
 
+    @property
+    def off(self) -> dict[str, str]:
+        """The norms that read a sum and have no ω, or one that stays 1, and why."""
+        alone = {stack[0].name: "is alone in its stack, so omega is 1" for stack in self.stacks if depth(stack) == 1}
+        later = [site.name for stack in self.stacks for site in stack[1:] if not site.learned]
+        return alone | dict.fromkeys(later, "keeps omega 1: no norm wrote its shortcut as it is") | self.reasons
+
     def forget(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         """Drop what a forward left that ended with an error (out of memory): a hook of the model."""
         for device in {tensor.device for tensor in tensors([args, kwargs])}:
@@ -135,20 +142,24 @@ def watch_first_step(model: nn.Module) -> None:
     weakref.finalize(model, register_optimizer_step_post_hook(hook).remove)
 
 
-def report(attachment: Attached, omega: object) -> None:
+def unfoldable(model: nn.Module) -> str:
+    """Why an attached model cannot be folded; "" if it can."""
+    root, attachment = attached(model)
+    kept = {site.name: site.unfoldable for site in attachment.sites if site.unfoldable}
+    return f"{type(root).__name__} cannot be folded: {grouped(kept)}" if kept else ""
+
+
+def report(model: nn.Module, omega: object) -> None:
     """Log what was attached, and warn of norms at which Admin is off."""
+    attachment = vars(model)[ATTACHED]
     names = {f"stack of {stack[0].name}": [site.omega[0] for site in stack] for stack in attachment.stacks}
     ranges = [omega_range(name, torch.stack(values)) for name, values in names.items()]
     logger.info("Admin: attached to %d sites, omega=%r: %s", len(attachment.sites), omega, "; ".join(ranges))
-    off = {stack[0].name: "is alone in its stack, so omega is 1" for stack in attachment.stacks if depth(stack) == 1}
-    for site in [site for stack in attachment.stacks for site in stack[1:] if not site.learned]:
-        off[site.name] = "keeps omega 1: no norm wrote its shortcut as it is"
-    off |= {site.name: f"{site.unfoldable}: the model cannot be folded" for site in attachment.sites if site.unfoldable}
-    off |= {name: f"is no site: it {why}" for name, why in attachment.reasons.items() if why not in EXPECTED}
-    expected = {name: why for name, why in attachment.reasons.items() if why in EXPECTED}
-    for level, facts in ((logging.INFO, expected), (logging.WARNING, off)):
-        if facts:
-            logger.log(level, "Admin: %s", grouped(facts))
+    if kept := unfoldable(model):
+        logger.warning("Admin: %s", kept)
+    for level, expected in ((logging.INFO, True), (logging.WARNING, False)):
+        if off := {name: why for name, why in attachment.off.items() if (why in EXPECTED) is expected}:
+            logger.log(level, "Admin is off: %s", grouped(off))
 
 
 @one_batch
@@ -216,7 +227,7 @@ def attach(
     attachment.layout = layout(model)
     forget_compiled()
     watch_first_step(model)
-    report(attachment, omega)
+    report(model, omega)
     return model
 
 
@@ -233,13 +244,6 @@ def omegas(model: nn.Module) -> dict[str, Tensor]:
         AdminError: the model is not attached.
     """
     return {site.name: site.omega for site in attached(model)[1].sites}
-
-
-def unfoldable(model: nn.Module) -> str:
-    """Why an attached model cannot be folded; "" if it can."""
-    root, attachment = attached(model)
-    kept = {site.name: site.unfoldable for site in attachment.sites if site.unfoldable}
-    return f"{type(root).__name__} cannot be folded: {grouped(kept)}" if kept else ""
 
 
 def folded_weights(root: nn.Module, attachment: Attached) -> dict[int, Tensor]:

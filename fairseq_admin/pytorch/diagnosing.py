@@ -60,8 +60,8 @@ class Trial:
         return self.steps // 4 if self.warms_up else 0
 
     def __str__(self) -> str:
-        numbers = f"{self.rate:8g} {self.warm_up:8} {self.steps:6} {self.loss:9.4g}"
-        return f"{self.rule or 'as it is':9} {numbers}  {self.status}"
+        rule = self.rule or "as it is"
+        return f"{rule:9} {self.rate:8g} {self.warm_up:8} {self.steps:6} {self.loss:9.4g}  {self.status}"
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,6 @@ class Trainer:
 
     def __init__(self, model: nn.Module, batches: Iterable[Any], loss: Loss, optimizer: Callable) -> None:
         self.model, self.batches, self.loss, self.optimizer = model, batches, loss, optimizer
-        self.step_done: Callable[[], object] = int
         trial, calls = self.copy(), []
         trial.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True)
         with undisturbed(trial):
@@ -120,8 +119,7 @@ class Trainer:
     def train(self, model: nn.Module, rate: float, warm_up: int, steps: int) -> float:
         """Train a copy. Returns the mean loss of the last quarter of the steps; infinity if it is not finite."""
         losses: list[float] = []
-        devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
-        with torch.random.fork_rng(list(devices)), torch.enable_grad():
+        with torch.random.fork_rng(), torch.enable_grad():
             optimizer = self.optimizer(model.parameters(), rate)
             schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / max(1, warm_up)))
             for batch in itertools.islice(itertools.chain.from_iterable(itertools.repeat(self.batches)), steps):
@@ -133,7 +131,6 @@ class Trainer:
                 value.backward()
                 optimizer.step()
                 schedule.step()
-                self.step_done()
         return mean(losses[-max(1, steps // 4) :])
 
     def blind(self) -> nn.Module:
@@ -152,21 +149,18 @@ class Trainer:
 
 def look(trainer: Trainer, rate: float) -> tuple[list[str], float]:
     """What may keep the model, or omega, from working, by two steps at the full rate; the seconds of one."""
-    model, seen, record = trainer.copy(), [], attached(trainer.copy("constant"))[1]
-    if single := [stack[0].name for stack in record.stacks if len(stack) == 1]:
-        seen.append(f"Stacks of one sub-layer, where omega is 1: {', '.join(single)}.")
-    if record.reasons:
-        seen.append(f"Norms without omega: {grouped(record.reasons)}.")
+    model, off = trainer.copy(), attached(trainer.copy("constant"))[1].off
+    seen = [f"Admin is off: {grouped(off)}."] if off else []
     before = {name: w.detach().clone() for name, w in model.named_parameters() if w.dim() > 1 and w.any()}
-    looks = [(weight.shape, weight.double().norm().item()) for weight in before.values()]
-    most = max(looks, key=looks.count)
-    if looks.count(most) > 1:
-        first, second, *_ = [name for name, look in zip(before, looks) if look == most]
-        seen.append(f"Layers start as copies ({first}, {second}, …): draw each, as nn.Transformer does.")
-    trainer.train(model, rate, 0, 1)
+    same: dict[Any, list[str]] = {}
+    for name, weight in before.items():
+        same.setdefault((weight.shape, weight.double().norm().item()), []).append(name)
+    copies = max(same.values(), key=len)
+    if len(copies) > 1:
+        seen.append(f"Layers start as copies ({copies[0]}, {copies[1]}, …): draw each, as nn.Transformer does.")
     began = time.monotonic()
-    trainer.train(model, rate, 0, 1)
-    seconds = time.monotonic() - began
+    trainer.train(model, rate, 0, 2)
+    seconds = (time.monotonic() - began) / 2
     changes = {name: ((model.get_parameter(name) - w).norm() / w.norm()).item() for name, w in before.items()}
     worst = max(changes, key=changes.__getitem__)
     if changes[worst] > LARGE:
@@ -209,8 +203,6 @@ def diagnose(
     Raises:
         AdminError: too few steps for so many rates; what `attach` and `profile` refuse (Pre-LN, a trained model).
     """
-    from ..bar import bar  # tqdm, which nothing else here needs
-
     if isinstance(batches, Iterator):
         raise AdminError("batches can be read only once; expected a list or a DataLoader, for every trial reads it.")
     keep = [math.ceil(len(rates) / length) for length in LENGTHS]
@@ -221,27 +213,26 @@ def diagnose(
         raise AdminError(f"steps={steps} leaves {unit} steps a trial; expected steps={least} or more, or fewer rates.")
     trainer = Trainer(model, batches, loss, optimizer)
     seen, seconds = look(trainer, rates[0])
-    cost = f"at most {unit * parts} steps of {seconds:.2g} s, {unit * parts * seconds / 60:.1f} minutes"
-    print(f"diagnose: {cost}", file=sys.stderr)
+    most = unit * parts
+    print(f"diagnose: at most {most} steps of {seconds:.2g} s, {most * seconds / 60:.1f} minutes", file=sys.stderr)
     trials = [Trial(*kind, rate) for rate in rates for kind in KINDS]
     alive = list(range(len(trials)))
-    with bar("trials", unit * parts, " steps", prefix="diagnose: ") as shown:
-        trainer.step_done = shown.update
-        plateau = trainer.train(trainer.blind(), max(rates), 0, unit * LENGTHS[-1])
-        if plateau == math.inf:
-            raise AdminError(f"at {max(rates):g} even a copy that reads nothing diverges; give lower rates.")
-        leaves, stays = (plateau - share * abs(plateau) for share in (LEAVES, STAYS))
-        for count, length in zip(keep, LENGTHS):
-            by_loss = sorted(alive, key=lambda i: trials[i].loss)
-            best = [[i for i in by_loss if i % len(KINDS) == kind][:count] for kind in range(len(KINDS))]
-            alive = sorted({*alive[:1], *itertools.chain(*best)})  # the user's own setting always
-            for i in alive:
-                trial = replace(trials[i], steps=unit * length)
-                value = trainer.train(trainer.copy(trial.rule), trial.rate, trial.warm_up, trial.steps)
-                fails = value == math.inf or (value > stays and length == LENGTHS[-1])
-                status = "learns" if value <= leaves else "fails" if fails else f"undecided in {trial.steps} steps"
-                trials[i] = replace(trial, loss=value, status=status)
-                if value <= leaves:
-                    alive = [other for other in alive if other < i]
-                    break
+    plateau = trainer.train(trainer.blind(), max(rates), 0, unit * LENGTHS[-1])
+    if plateau == math.inf:
+        raise AdminError(f"at {max(rates):g} even a copy that reads nothing diverges; give lower rates.")
+    leaves, stays = (plateau - share * abs(plateau) for share in (LEAVES, STAYS))
+    for count, length in zip(keep, LENGTHS):
+        by_loss = sorted(alive, key=lambda i: trials[i].loss)
+        best = [[i for i in by_loss if i % len(KINDS) == kind][:count] for kind in range(len(KINDS))]
+        alive = sorted({*alive[:1], *itertools.chain(*best)})  # the user's own setting always
+        for i in alive:
+            trial = replace(trials[i], steps=unit * length)
+            value = trainer.train(trainer.copy(trial.rule), trial.rate, trial.warm_up, trial.steps)
+            fails = value == math.inf or (value > stays and length == LENGTHS[-1])
+            status = "learns" if value <= leaves else "fails" if fails else f"undecided in {trial.steps} steps"
+            trials[i] = replace(trial, loss=value, status=status)
+            print(trials[i], file=sys.stderr)
+            if value <= leaves:
+                alive = [other for other in alive if other < i]
+                break
     return Diagnosis([trial for trial in trials if trial.steps], plateau, seen)

@@ -164,9 +164,10 @@ def places(graph: Trace, norm: Value, total: Value, x: Value) -> list[Handover]:
 
     Inside it as well, for transformers' layers put their forward into a checkpoint without their hooks.
     """
-    # A module that is called more often than the norm would leave another x.
-    calls, before = graph.calls[norm.call.module], [place for place in x.handovers if place.time < total.time]
-    usable = [place for place in before if graph.calls[place.call.module] == calls]
+    # A module that is called more often than the norm would leave another x; so would another call of the norm.
+    name, before = norm.call.module, [place for place in x.handovers if place.time < total.time]
+    alike = {module for module, calls in graph.calls.items() if calls == graph.calls[name]} - {name}
+    usable = [place for place in before if place.call.module in alike]
     for call in norm.call.around:
         inputs = [place for place in usable if place.call is call]
         inside = [place for place in usable if call in place.call.around]

@@ -155,7 +155,8 @@ class Trace(TorchFunctionMode):
             for parameter in module.parameters():
                 self.value(parameter).readers += 1
         self.norm = None
-        if isinstance(result, Tensor) and any(result is x for x in (*args, *kwargs.values())):
+        returned = isinstance(result, Tensor) and any(result is x for x in (*args, *kwargs.values()))
+        if returned and not isinstance(module, nn.Identity):
             result = result[...]  # a dropout may return its argument in evaluation, but other numbers in training
         self.hand_over(self.running.pop(), None, result)
         return result
