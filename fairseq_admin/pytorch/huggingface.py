@@ -19,18 +19,18 @@ from .profiling import profile
 
 logger = logging.getLogger(__name__)
 FOLDED = "folded"
-"""The folder in each checkpoint with the stock model."""
+"""The folder of the stock model in each checkpoint."""
 
 
 class AdminCallback(TrainerCallback):
-    """Logs ω of an attached model, and saves a folded copy in each checkpoint. With a rule it profiles first.
+    """Logs ω of an attached model and saves a folded copy in each checkpoint. If it has a rule, it profiles first.
 
-    A checkpoint of the Trainer has ω, and resuming takes it from there, exactly; but transformers' own from_pretrained
-    leaves ω out, so what is to be loaded later is the folder `folded` of a checkpoint: a stock model.
+    The Trainer's checkpoints hold ω, and resuming restores it exactly. But from_pretrained drops ω, so load the folder
+    `folded` of a checkpoint later: it holds a stock model.
 
     Args:
-        rule: for `profile`, on the first training batch of a run that is not resumed. None: ω stays as attach, or a
-            load_state_dict, left it.
+        rule: the rule of `profile`, which runs on the first training batch unless the run is resumed. None: ω stays as
+            `attach` or load_state_dict left it.
     """
 
     def __init__(self, rule: str | None = None) -> None:
@@ -42,7 +42,7 @@ class AdminCallback(TrainerCallback):
         model = kwargs["model"]
         if self.rule is None or state.global_step > 0:
             return
-        with torch.random.fork_rng():  # training draws the same batch again
+        with torch.random.fork_rng():  # so that training draws the same batch again
             batch = next(iter(kwargs["train_dataloader"]))
         device = next(model.parameters()).device
         profile(model, {key: value.to(device) for key, value in batch.items()}, rule=self.rule)
@@ -55,7 +55,7 @@ class AdminCallback(TrainerCallback):
         if kept := unfoldable(kwargs["model"]):
             logger.warning("Admin: no folded copy: %s", kept)
             return
-        stock = folded_state_dict(kwargs["model"])  # on every rank: each may have a shard of it
+        stock = folded_state_dict(kwargs["model"])  # every rank has to call: each may have a shard
         if state.is_world_process_zero:
             folder = Path(args.output_dir or ".") / f"checkpoint-{state.global_step}" / FOLDED
             kwargs["model"].save_pretrained(folder, state_dict=stock)

@@ -1,4 +1,4 @@
-"""Admin under Lightning. The only file here that imports it, as `lightning` or as `pytorch_lightning`.
+"""Admin under Lightning. Only this file imports Lightning, as `lightning` or as `pytorch_lightning`.
 
 Trainer(callbacks=[AdminCallback(batch, module="bert")]).fit(model, loader)
 """
@@ -21,17 +21,17 @@ except ImportError:
 
 logger = logging.getLogger(__name__)
 FOLDED = "folded"
-"""The key in each checkpoint of the stock model's state dict."""
+"""The key of the stock model's state dict in each checkpoint."""
 
 
 class AdminCallback(Callback):
     """Attaches before the optimizer is made, logs ω, and puts the folded weights into each checkpoint.
 
     Args:
-        batch: what the module's forward takes (see `batch`).
+        batch: the arguments of the module's forward (see `batch`).
         module: the name of the module to attach to, in the LightningModule. "": the LightningModule itself.
-        rule: for `profile`, at the start of a run that is not resumed. None: ω stays as attach left it.
-        options: for `attach`.
+        rule: the rule of `profile`, which runs first unless the run is resumed. None: ω stays as `attach` left it.
+        options: the options of `attach`.
     """
 
     def __init__(self, batch: Any, module: str = "", rule: str | None = None, **options: Any) -> None:
