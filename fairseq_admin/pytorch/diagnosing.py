@@ -161,9 +161,10 @@ def look(trainer: Trainer, rate: float) -> tuple[list[str], float]:
     copies = max(same.values(), key=len)
     if len(copies) > 1:
         seen.append(f"Layers start as copies ({copies[0]}, {copies[1]}, …): draw each, as nn.Transformer does.")
+    trainer.train(model, rate, 0, 1)
     began = time.monotonic()
-    trainer.train(model, rate, 0, 2)
-    seconds = (time.monotonic() - began) / 2
+    trainer.train(model, rate, 0, 1)
+    seconds = time.monotonic() - began
     changes = {name: ((model.get_parameter(name) - w).norm() / w.norm()).item() for name, w in before.items()}
     worst = max(changes, key=changes.__getitem__)
     if changes[worst] > LARGE:
