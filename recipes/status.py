@@ -45,9 +45,11 @@ def lines(words: Sequence[str]) -> Iterator[str]:
         ValueError: there is another word, or the folder does not exist.
     """
     settings = dict(word.partition("=")[::2] for word in words)
-    runs = Path(settings.pop("RUNS", "runs"))
-    if settings or not runs.is_dir():
-        raise ValueError(f"status {' '.join(words)}: expected RUNS= of a folder that is there, and nothing else.")
+    if settings.keys() - {"RUNS"}:
+        raise ValueError(f"status {' '.join(words)}: expected RUNS=FOLDER, or nothing.")
+    runs = Path(settings.get("RUNS", "runs"))
+    if settings and not runs.is_dir():
+        raise ValueError(f"RUNS={runs}: no such folder. Give the recipes' RUNS=; without it, it is runs/.")
     folders = {log.parent for log in runs.rglob("train*.log")}
     if not folders:
         yield f"{runs}: no runs yet."

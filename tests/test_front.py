@@ -87,7 +87,9 @@ COMMAND_LINES = [
     ("demo DATA=x", 2, "DATA=x is not a setting of demo."),
     ("demo -- --lr", 2, "--: error: argument --lr: expected one argument"),
     ("demo -- 0.2", 2, "0.2 after --: expected an option of fairseq-train"),
-    ("status RUN=x", 2, "expected RUNS= of a folder that is there"),
+    ("status RUN=x", 2, "expected RUNS=FOLDER, or nothing"),
+    ("status RUNS=no/such", 2, "RUNS=no/such: no such folder"),
+    ("status", 0, "runs: no runs yet."),
 ]
 
 
