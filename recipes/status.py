@@ -5,6 +5,7 @@ A run is a folder below RUNS that has the log of a training.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def lines(words: Sequence[str]) -> Iterator[str]:
     settings = dict(word.partition("=")[::2] for word in words)
     if settings.keys() - {"RUNS"}:
         raise ValueError(f"status {' '.join(words)}: expected RUNS=FOLDER, or nothing.")
-    runs = Path(settings.get("RUNS", "runs"))
+    runs = Path(settings.get("RUNS") or os.environ.get("RUNS") or "runs")
     if settings and not runs.is_dir():
         raise ValueError(f"RUNS={runs}: no such folder. Give the recipes' RUNS=; without it, it is runs/.")
     folders = {log.parent for log in runs.rglob("train*.log")}
