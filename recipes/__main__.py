@@ -123,7 +123,8 @@ def main() -> None:
         print("\n".join(status.lines(args.words)))
         return
     name, goal = parse_target(args.target)
-    values = recipes.collect(name, args.words, args.options)
+    file, _ = recipes.files()[name]
+    values = recipes.collect(name, args.words, file.names, args.options, file.aliases)
     if args.help:
         print("\n".join(recipes.help_lines(name, values)))
         return
