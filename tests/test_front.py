@@ -52,7 +52,7 @@ WRONG = [
     ("own", "DATA=README.md", "DATA=README.md is invalid: expected a folder that is there"),
     ("demo", "UPDATES=1e3", "UPDATES=1e3 is invalid: input should be a valid integer"),
     ("demo", "UPDATES=1010", "Give SAVE_EVERY=10 AVERAGE=3, or UPDATES=1050."),
-    ("demo", "AVERAGE=21", "expected a multiple of SAVE_EVERY, with AVERAGE checkpoints or more. Give SAVE_EVERY=40"),
+    ("demo", "AVERAGE=21", "expected a multiple of SAVE_EVERY, with AVERAGE checkpoints or more. Give SAVE_EVERY=28"),
     ("own", "PRESET=cpu|UPDATES=60", "UPDATES=60 SAVE_EVERY=200 AVERAGE=5: "),
     ("iwslt14", "AVERAGE=91", "EPOCHS=90 make fewer checkpoints than AVERAGE=91 averages. Give AVERAGE=90"),
     ("demo", "LR=inf", "LR=inf is invalid: input should be a finite number (peak learning rate)."),
@@ -154,7 +154,7 @@ def test_values_reach_the_front_through_make_as_they_are(tmp_path):
         return subprocess.run(command, cwd=ROOT, env=make_environment(**more), capture_output=True, text=True)
 
     done = make("RUNS=a b$$c'd\"", TRAIN_ARGS="--x 'y z'", SEED="7")
-    assert done.returncode == 0 and "a b$c'd\"/demo/admin-constant-cpu-s7/trained-1000" in done.stdout, done.stderr
+    assert done.returncode == 0 and "a b$c'd\"/demo/admin-constant-cpu-s7/trained-700" in done.stdout, done.stderr
     done = make("SEDE=2")
     assert done.returncode == 2 and "SEDE=2 is not a setting of demo. SEED is one." in done.stderr
     assert "From the environment: SEED=7" in make("RUNS=x", SEED="7").stderr

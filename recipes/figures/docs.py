@@ -34,10 +34,8 @@ MARKERS = dict(zip(ALWAYS, "osD"))
 ROWS = Path(__file__).resolve().parents[2] / "docs/rows"
 GRIDS = {
     "compare": (drawing.draw_rates, "compare.csv"),
-    "sensitivity": (drawing.draw_rates, "sensitivity.csv"),
     "sensitivity-18l": (drawing.draw_rates, "sensitivity-18l.csv"),
     "warmup": (drawing.draw_rates, "warmup.csv"),
-    "multi30k-curves": (drawing.draw_curves, "multi30k.csv"),
     "deeper": (drawing.draw_accuracies, "deeper.csv"),
 }
 """Figures of grids by name: the function that draws a figure, and its rows."""
@@ -54,9 +52,7 @@ def standing(rows: list[Row], without: Container[str]) -> list[Row]:
 
 TABLES: dict[str, tuple[Callable[[list[Row]], list[Row]], str]] = {
     "every-scheme": (partial(standing, without={"layers", "learned"}), "compare.csv"),
-    "multi30k": (partial(standing, without={"window"}), "multi30k.csv"),
     "sensitivity-18l": (ranking.learning, "sensitivity-18l.csv"),
-    "warmup": (ranking.learning, "warmup.csv"),
 }
 """Tables of the pages by name: the function that makes a table, and its rows."""
 
