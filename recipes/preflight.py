@@ -95,7 +95,7 @@ def forecast(settings: Any, devices: int, intervals: list[dict[str, Any]]) -> st
     hours = count * an_update / 3600
     text = (
         f"timed: {an_update:.2f} s an update, {an_epoch:.0f} updates an epoch, {count:.0f} in all: {hours:.1f} hours"
-        ", validations and checkpoints apart"
+        ", without validations and checkpoints"
     )
     if settings.PRICE is None:
         return text
@@ -123,7 +123,7 @@ def page(run: Pipeline) -> None:
     if faults:
         print("not timed: the recipe's device is not here")
     elif m.nodes > 1:
-        print("not timed: the run is of several nodes")
+        print("not timed: the run has several nodes")
     elif not prepared:
         print("not timed: the text is not prepared yet")
     else:

@@ -78,7 +78,7 @@ class Machine(BaseModel):
     GOMP_SPINCOUNT: str | None = None
     """how long they spin"""
     GLIBC_TUNABLES: str = "glibc.malloc.hugetlb=1"
-    """memory in pages of 2 MB, where Linux has glibc 2.35 or newer"""
+    """memory in pages of 2 MB, on Linux with glibc 2.35 or newer"""
     CUDA_VISIBLE_DEVICES: str | None = None
     """GPUs that may be used"""
 

@@ -62,7 +62,7 @@ def compare(folder: Path, languages: Iterable[str], pairs: Mapping[str, str], bl
     if blobs and not others:
         log.info("%s: the published text, byte for byte.", folder)
     elif others and all(name.startswith("bpe/") for name in others):
-        message = "%s: the published words, in which BPE merged pairs that come equally often in another order: %s."
+        message = "%s: the published words; BPE merged pairs of equal frequency in another order: %s."
         log.info(message, folder, ", ".join(others))
     elif others:
         log.info("%s: not the published text, by git's blob ids: %s.", folder, ", ".join(others))
