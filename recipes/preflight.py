@@ -95,7 +95,7 @@ def forecast(settings: Any, devices: int, intervals: list[dict[str, Any]]) -> st
     hours = count * an_update / 3600
     text = (
         f"timed: {an_update:.2f} s an update, {an_epoch:.0f} updates an epoch, {count:.0f} in all: {hours:.1f} hours"
-        ", without validations and checkpoints"
+        ", validations and checkpoints apart"
     )
     if settings.PRICE is None:
         return text
