@@ -57,7 +57,7 @@ Task = tuple[bool, Callable[[], list[str]], Callable[[], None]]
 
 def grid_task(recipe: Recipe) -> Task:
     from recipes import slurm
-    from recipes.grid import front  # with scipy
+    from recipes.grid import front  # imports scipy
 
     grid = front.of(recipe)
     work = partial(front.work, grid)
@@ -76,7 +76,7 @@ def model_task(recipe: Recipe, goal: str) -> Task:
 
     def work() -> None:
         if goal == "preflight":
-            from recipes.preflight import page  # with torch
+            from recipes.preflight import page  # imports torch
 
             page(pipeline)
         elif submits:

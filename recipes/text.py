@@ -150,12 +150,12 @@ class Text:
             yield from (self._extraction(name, text, language) for language in (self.source, self.target))
 
     def _generate(self, name: str) -> None:
-        from recipes.demo import generate_corpus  # with Babel
+        from recipes.demo import generate_corpus  # imports Babel
 
         generate_corpus.write(name, (self.source, self.target), self.raw / name, self.settings.PAIRS)
 
     def _fetch(self, path: Path, archives: list[str]) -> None:
-        from recipes.steps.download import download  # with requests
+        from recipes.steps.download import download  # imports requests
 
         download(path, Path(self.settings.TABLE), self.settings.URL, archives, self.recipe.file.needs.text)
 
