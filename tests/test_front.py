@@ -101,8 +101,9 @@ def test_the_command_line_is_read_before_anything_starts(words, status, message,
 
 
 def test_an_option_of_fairseqs_is_the_setting_that_renames_it():
+    file, _ = recipes.files()["demo"]
     options = "--dropout 0.2 --lr=5e-4 --adam-eps 1e-6 --fp16".split()
-    given = recipes.collect("demo", ["NODE=0"], options)
+    given = recipes.collect("demo", ["NODE=0"], file.names, options, file.aliases)
     given = {name: value for name, value in given.items() if name not in os.environ}
     assert given.pop("NODE_RANK") == "0", "its name in earlier versions"
     assert given == {"DROPOUT": "0.2", "LR": "5e-4", "TRAIN_ARGS": "--adam-eps 1e-6 --fp16"}
