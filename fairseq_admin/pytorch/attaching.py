@@ -209,16 +209,15 @@ def attach(
             raise AdminError(f"{type(module).__name__} is compiled, wrapped or sharded; attach to the model before.")
     every = [*model.parameters(), *model.buffers(), *tensors(arguments(batch))]
     if torch.is_inference_mode_enabled() or any(tensor.is_meta or tensor.is_inference() for tensor in every):
-        raise AdminError("attach cannot follow tensors of torch.inference_mode or of the meta device; expected others.")
+        raise AdminError("attach cannot follow torch.inference_mode or the meta device; make both without them.")
     attachment = Attached(*find_sites(model, batch, sites, unfoldable))
     if omega != 1:
         refuse_trained(attachment.sites)
     for site, sublayers in [(site, depth(stack)) for stack in attachment.stacks for site in stack]:
         norm, like = site.norm, next(site.norm.parameters())
-        norm.register_buffer("omega_init", torch.ones_like(like))
+        by_depth = omega_from_depth(str(omega), sublayers) if omega != 1 and site.learned else 1
+        norm.register_buffer("omega_init", torch.full_like(like, by_depth))
         norm.omega_delta = nn.Parameter(torch.zeros_like(like), like.requires_grad) if site.learned else 0.0
-        if omega != 1:
-            site.set_omega(omega_from_depth(str(omega), sublayers))
         attachment.undo += [handle.remove for handle in site.hooks()]
     attachment.undo.append(model.register_forward_pre_hook(attachment.forget, with_kwargs=True).remove)
     # torch's encoders make nested tensors of padded batches, and hooks cannot handle those.

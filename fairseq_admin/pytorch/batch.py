@@ -57,9 +57,8 @@ def one_batch(function: Callable[P, R]) -> Callable[P, R]:
         except TypeError as error:
             name = function.__name__
             raise AdminError(
-                f"{name}: {error}. A batch is one argument: {name}(model, batch), where a tuple is positional and a "
-                f"mapping is keywords; for {name}(model, x, mask) write {name}(model, (x, mask)), and for "
-                f"{name}(model, **batch) write {name}(model, batch)."
+                f"{name}: {error}. A batch is one argument: {name}(model, batch), not {name}(model, **batch), and "
+                f"{name}(model, (x, mask)), not {name}(model, x, mask)."
             ) from None
         return function(*args, **kwargs)
 
