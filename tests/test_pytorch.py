@@ -87,20 +87,6 @@ def test_fifty_steps_of_adam_against_a_model_written_out():
         assert "omega" in name or (parameter - expected[name]).abs().max() < bound, name
 
 
-def test_omega_is_set_after_the_optimizer_made_copies_of_the_parameters():
-    """If an optimizer copied the parameters (fp32 copies), its write-back does not undo the profiling."""
-    model, batch = build("encoder", torch.float32)
-    admin.attach(model, batch)
-    masters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    admin.profile(model, batch)
-    before = admin.omegas(model)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(masters[name])
-    assert all(torch.equal(omega, before[name]) for name, omega in admin.omegas(model).items())
-    assert max(omega.max() for omega in before.values()) > 1.2
-
-
 @pytest.mark.parametrize("rule, value", [("log", 1.6116105), ("constant", math.sqrt(6))])
 def test_rules_by_depth(rule, value):
     """Rules by depth, for six sub-layers (formulas: test_omega.py). Only BERT's first shortcut is a norm's output."""
@@ -113,6 +99,7 @@ def test_rules_by_depth(rule, value):
 
 
 def test_profiling_leaves_all_else_as_it_was():
+    """Also omega_delta, so an optimizer that copied the parameters before cannot undo the profiling."""
     model, batch = build("bart", encoder_layerdrop=0.9, decoder_layerdrop=0.9)
     admin.attach(model, batch)
     model.model.encoder.layers[1].eval()
@@ -176,10 +163,7 @@ def test_deep_copies_are_apart_and_nothing_of_a_forward_is_kept():
     assert not torch.equal(output(copied, batch), output(model, batch))
     admin.fold(copied, batch)
     assert len(admin.omegas(model)) == 10 and hooks(model) > hooks(copied)
-    hung = [[*module._forward_pre_hooks.values(), *module._forward_hooks.values()] for module in model.modules()]
-    owners = [getattr(hook, "func", hook).__self__ for hooks in hung for hook in hooks]
-    sites = [owner for owner in owners if owner is not model._admin]
-    assert len(sites) >= 20 and not any(site.shortcuts for site in sites)
+    assert not any(site.shortcuts for site in model._admin.sites)
 
 
 def test_state_dict_restores_omega():
