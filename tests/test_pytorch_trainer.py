@@ -31,9 +31,9 @@ class Killed(TrainerCallback):
             raise KeyboardInterrupt
 
 
-def trainer(folder, *callbacks, rule="reference", omega=1, **options):
+def trainer(folder, *callbacks, rule="reference", **options):
     model, batch = build("bert", torch.float32)
-    admin.attach(model, batch, omega=omega)
+    admin.attach(model, batch)
     settings = {"max_steps": 8, "save_steps": 3, "logging_steps": 1, "learning_rate": 3e-3, "report_to": []}
     settings |= {"per_device_train_batch_size": 4, "use_cpu": True, "disable_tqdm": True, "weight_decay": 0.1}
     arguments = TrainingArguments(folder, **{**settings, **options})
@@ -97,9 +97,8 @@ def test_it_profiles_on_the_first_batch_of_training(tmp_path):
     assert (found - profiles[0]).abs().max() < (found - profiles[1]).abs().max()
 
 
-@pytest.mark.parametrize("omega", ["constant", 1])
-def test_without_a_rule_nothing_is_profiled(tmp_path, caplog, omega):
-    run = trainer(tmp_path, rule=None, omega=omega, max_steps=1, learning_rate=0.0)
+def test_without_a_rule_nothing_is_profiled(tmp_path, caplog):
+    run = trainer(tmp_path, rule=None, max_steps=1, learning_rate=0.0)
     before = admin.omegas(run.model)
     with caplog.at_level(logging.INFO, "fairseq_admin"):
         run.train()
