@@ -13,7 +13,7 @@ import pytest
 import reference
 import torch
 from deeper import HEAD, build, pretrained
-from masked import batch
+from language import batch
 from test_schemes import MECHANISMS
 
 from fairseq_admin.errors import AdminError
