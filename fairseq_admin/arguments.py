@@ -7,10 +7,12 @@ import contextlib
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+N = TypeVar("N", int, float)
 
 
-def number(kind: type, expected: str, holds: Callable[[Any], bool]) -> Callable[[str], Any]:
+def number(kind: type[N], expected: str, holds: Callable[[N], bool]) -> Callable[[str], N]:
     """Make the `type` of an option.
 
     Args:
@@ -19,17 +21,17 @@ def number(kind: type, expected: str, holds: Callable[[Any], bool]) -> Callable[
         holds: the condition.
 
     Returns:
-        A function for argparse, from text to the number.
+        A function from text to the number. It raises argparse.ArgumentTypeError if the text does not fit.
     """
 
-    def read(text: str) -> Any:
+    def convert(text: str) -> N:
         with contextlib.suppress(ValueError):
             value = kind(text)
             if holds(value):
                 return value
         raise argparse.ArgumentTypeError(f"expected {expected}, found {text}")
 
-    return read
+    return convert
 
 
 positive = number(int, "a whole number of at least 1", lambda value: value >= 1)
@@ -42,6 +44,9 @@ def output(text: str) -> Path:
 
     Args:
         text: from the command line.
+
+    Returns:
+        The path.
 
     Raises:
         ArgumentTypeError: the text names a folder.
@@ -56,6 +61,9 @@ def model(text: str) -> Path:
 
     Args:
         text: from the command line.
+
+    Returns:
+        The checkpoint's path, or the folder's.
     """
     path = Path(text)
     return path / "model.pt" if (path / "model.pt").is_file() else path

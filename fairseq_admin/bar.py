@@ -40,7 +40,7 @@ def bar(
     title: str, total: int | None, unit: str, scaled: bool = False, hidden: bool = False, done: int = 0,
     prefix: str = "fairseq-admin: ",
 ) -> tqdm:  # fmt: skip
-    """Make a bar, a context manager with `update`.
+    """Make a bar.
 
     Args:
         title: the name of the step.
@@ -50,6 +50,9 @@ def bar(
         hidden: show nothing.
         done: number of units that an earlier run did.
         prefix: prefix of the title.
+
+    Returns:
+        A context manager with `update`.
     """
     look: dict[str, Any] = {"file": sys.stderr, "mininterval": SECONDS / 10, "dynamic_ncols": True}
     if not sys.stderr.isatty():

@@ -132,15 +132,14 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Parse the command line. Files may come before, among and after the options; after "--" all are files.
+    """Parse the command line. Files may come before, among and after the options.
 
     Args:
         arguments: without the name of the command.
+
+    Returns:
+        The verb's function as `verb`, and its options.
     """
-    if "--" in arguments:
-        end = arguments.index("--")
-        files = [f"./{name}" if name.startswith("-") and name != "-" else name for name in arguments[end + 1 :]]
-        arguments = [*arguments[:end], *files]
     top, of_verbs = parsers()
     if arguments and arguments[0] in of_verbs:
         if arguments[0] == "analyze":

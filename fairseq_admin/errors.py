@@ -88,8 +88,6 @@ def install_excepthook() -> None:
     fairseq's commands catch nothing and print tracebacks, so this hook is the plugin's only chance.
     """
     previous = sys.excepthook
-    if getattr(previous, "__module__", None) == __name__:
-        return
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if (ended := outcome(error)) is None:

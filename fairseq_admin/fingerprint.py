@@ -8,7 +8,10 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from .errors import AdminError
 
 KEY = "admin_text"
 """The entry for fingerprints in a state dict's metadata, which torch keeps next to the weights: of the dictionaries of
@@ -32,8 +35,32 @@ def of_dictionary(words: Any) -> str:
 
     Args:
         words: a fairseq Dictionary.
+
+    Returns:
+        16 hexadecimal digits.
     """
     return of_bytes("\n".join(words.symbols).encode())
+
+
+def refuse_other_dictionary(words: Any, path: Path, size: int, expected: str | None) -> None:
+    """Refuse a dictionary that is not a model's.
+
+    Args:
+        words: a fairseq Dictionary.
+        path: its file or folder, for the message.
+        size: number of symbols that the model has.
+        expected: the fingerprint of the model's dictionary. None: unknown.
+
+    Raises:
+        AdminError: the size or the fingerprint differs.
+    """
+    if len(words) != size:
+        fault = f"has {len(words)} symbols and the model {size}"
+    elif expected not in (None, of_dictionary(words)):
+        fault = "is not the one the model was trained with"
+    else:
+        return
+    raise AdminError(f"{path}: the dictionary {fault}. Give the folder of the model's own as --data.")
 
 
 def read_fingerprints(state: Mapping[str, Any]) -> dict[str, str]:

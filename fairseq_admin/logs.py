@@ -59,6 +59,9 @@ def perplexity(bits: float) -> float:
 
     Args:
         bits: the loss, in bits per token.
+
+    Returns:
+        2 to the power of the bits, or infinity from 1,000 bits on.
     """
     return 2.0**bits if bits < 1000 else math.inf
 

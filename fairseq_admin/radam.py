@@ -75,7 +75,16 @@ def plain_step(
     params: list[Tensor], grads: list[Tensor], moments: list[Tensor], squares: list[Tensor], step: int,
     grad_scale: float | Tensor, **options: float,
 ) -> None:  # fmt: skip
-    """Do what `fast.radam.fused_step` does, by torch's RAdam. See there for the arguments."""
+    """Update parameters by torch's RAdam, as `fast.radam.fused_step` does by its kernel.
+
+    Args:
+        params: float32, updated in place.
+        grads: their gradients, divided by `grad_scale` in place.
+        moments, squares: the running means of the gradients and of their squares, updated in place.
+        step: number of this update, from 1.
+        grad_scale: divisor of the gradients.
+        options: lr, beta1, beta2, eps and weight_decay.
+    """
     if torch.is_tensor(grad_scale) or grad_scale != 1:  # reading a tensor would wait for the device
         torch._foreach_div_(grads, grad_scale)
     decay = 1 - options["lr"] * options["weight_decay"]
@@ -156,6 +165,9 @@ class RAdam(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load as torch does, but keep the moments in float32.
+
+        Args:
+            state_dict: as `state_dict` returned it.
 
         Raises:
             AdminError: the state belongs to other parameters.
@@ -275,12 +287,6 @@ def _betas(value: Any) -> tuple[float, float]:
     return beta1, beta2
 
 
-def _not_negative(option: str, value: float) -> float:
-    if not 0 <= value < float("inf"):
-        raise AdminError(f"{option} is {value}; a number of at least 0 was expected.")
-    return value
-
-
 @register_optimizer("radam", dataclass=RAdamConfig)
 class FairseqRAdam(ByGroup):
     """fairseq's handle on `RAdam`.
@@ -293,13 +299,12 @@ class FairseqRAdam(ByGroup):
     def __init__(self, cfg: RAdamConfig, params) -> None:
         super().__init__(cfg)
         self._optimizer = RAdam(self.grouped(params), **self.optimizer_config)
-        self.has_experts = any(hasattr(p, "expert") for p in self.params)
 
     def clip_grad_norm(self, max_norm, aggregate_norm_fn=None) -> Tensor:
         """Clip as fairseq does, with one operation for all norms instead of one each."""
         params = chain.from_iterable(group["params"] for group in self.param_groups)
         grads = [gradient for p in params if (gradient := p.grad) is not None]
-        if not grads or self.has_experts:
+        if not grads:
             return super().clip_grad_norm(max_norm, aggregate_norm_fn)
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, dtype=torch.float32)))
         if aggregate_norm_fn is not None:
@@ -314,6 +319,6 @@ class FairseqRAdam(ByGroup):
         return {
             "lr": next(iter(self.cfg.lr)) if isinstance(self.cfg.lr, Iterable) else self.cfg.lr,
             "betas": _betas(self.cfg.adam_betas),
-            "eps": _not_negative("--adam-eps", self.cfg.adam_eps),
-            "weight_decay": _not_negative("--weight-decay", self.cfg.weight_decay),
+            "eps": self.cfg.adam_eps,
+            "weight_decay": self.cfg.weight_decay,
         }

@@ -13,6 +13,7 @@ from typing import Any
 from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 from torch import Tensor
+from torch.optim import Optimizer
 
 from .errors import AdminError
 
@@ -43,7 +44,7 @@ def set_lr_group(parameters: Iterable[Tensor], name: str, factor: float) -> LrGr
     return mark
 
 
-def refuse_other_groups(optimizer: Any, state_dict: dict[str, Any]) -> None:
+def refuse_other_groups(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     """Refuse an optimizer state with other groups.
 
     Args:
@@ -79,7 +80,14 @@ class ByGroup(FairseqOptimizer):
     shares: list[float]
 
     def grouped(self, params: Iterable[Tensor]) -> list[dict[str, Any]]:
-        """Form the groups that torch's optimizers take, unmarked parameters first. Stores the shares."""
+        """Form the groups that torch's optimizers take, and store their shares.
+
+        Args:
+            params: the model's, some of them marked by `set_lr_group`.
+
+        Returns:
+            The groups, unmarked parameters first.
+        """
         groups: dict[LrGroup | None, list[Tensor]] = {None: []}
         for p in params:
             mark = getattr(p, "param_group", None)
@@ -92,7 +100,11 @@ class ByGroup(FairseqOptimizer):
         return [{"params": tensors} for tensors in groups.values()]
 
     def get_lr(self) -> float:
-        """The learning rate, before the groups' shares."""
+        """Find the learning rate.
+
+        Returns:
+            The rate before the groups' shares.
+        """
         return self.param_groups[0]["lr"] / self.shares[0]
 
     def set_lr(self, lr: float) -> None:
@@ -104,7 +116,7 @@ class ByGroup(FairseqOptimizer):
         super().load_state_dict(state_dict, optimizer_overrides)
         self.set_lr(self.get_lr())
 
-    def step(self, closure: Any = None, scale: Any = 1.0, groups: Any = None) -> None:
+    def step(self, closure: object = None, scale: float | Tensor = 1.0, groups: object = None) -> None:
         if self.found_inf is None or not self.found_inf.item():
             super().step(closure, scale, groups)
 
@@ -113,6 +125,6 @@ class ByGroup(FairseqOptimizer):
 class AdamByGroup(ByGroup, FairseqAdam):
     """fairseq's adam, with a learning rate for each group."""
 
-    def __init__(self, cfg: Any, params: Iterable[Tensor]) -> None:
+    def __init__(self, cfg: FairseqAdamConfig, params: Iterable[Tensor]) -> None:
         super().__init__(cfg, self.grouped(params))
         self.optimizer.register_load_state_dict_pre_hook(refuse_other_groups)

@@ -6,9 +6,10 @@ Formula and names are those of the authors' code (layer6ai-labs/T-Fixup, inverse
 """
 
 from dataclasses import dataclass, field
-from typing import Any, List
+from typing import List
 
 from fairseq.dataclass import FairseqDataclass
+from fairseq.optim import FairseqOptimizer
 from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from omegaconf import II
 
@@ -28,16 +29,12 @@ class DecayConfig(FairseqDataclass):
 class InverseSqrtNoWarmup(FairseqLRScheduler):
     """fairseq calls `step_update` before the first update with 0, and after each one with the number of updates."""
 
-    def __init__(self, cfg: Any, optimizer: Any) -> None:
+    def __init__(self, cfg: DecayConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(cfg, optimizer)
         if len(cfg.lr) > 1:
             raise AdminError(
                 f"--lr has {len(cfg.lr)} rates, one an epoch; --lr-scheduler inverse_sqrt_nowarmup expects one. Give "
                 "one, or --lr-scheduler fixed."
-            )
-        if cfg.decay_period < 1:
-            raise AdminError(
-                f"--decay-period is {cfg.decay_period}; expected at least 1, in updates. T-Fixup's authors have 4000."
             )
 
     def step_update(self, num_updates: int) -> float:

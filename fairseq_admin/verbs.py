@@ -21,6 +21,17 @@ if TYPE_CHECKING:
 
 
 def omega(args: argparse.Namespace) -> str:
+    """Show ω of every sub-layer of a checkpoint, and the record of its origin.
+
+    Args:
+        args: the parsed command line.
+
+    Returns:
+        The table.
+
+    Raises:
+        AdminError: the checkpoint has no ω.
+    """
     from .checkpoints.checkpoint import Checkpoint
     from .pytorch.omega import omega_summary
 
@@ -48,11 +59,22 @@ def _listed(record: dict[str, Any]) -> str:
 
 
 def average(args: argparse.Namespace) -> str:
+    """Average checkpoints into one.
+
+    Args:
+        args: the parsed command line.
+
+    Returns:
+        The names of the averaged files.
+
+    Raises:
+        AdminError: see `averaging.choose` and `averaging.average`; or the file cannot be written.
+    """
     from .checkpoints import averaging
 
     paths = averaging.choose(args.inputs, args.last, args.by)
     text = _text(paths[0], args.data)
-    outputs.check_writable(args.output, [*paths, *(text.files() if text else [])])
+    outputs.check_writable(args.output, paths)
     averaged = averaging.average(paths)
     _note(averaged, text)
     averaged.write(args.output)
@@ -60,12 +82,23 @@ def average(args: argparse.Namespace) -> str:
 
 
 def fold(args: argparse.Namespace) -> str:
+    """Fold a checkpoint, and compare the written file with it.
+
+    Args:
+        args: the parsed command line.
+
+    Returns:
+        The file, its architecture, and the largest difference.
+
+    Raises:
+        AdminError: the checkpoint cannot be folded, differs by more than --tolerance, or cannot be written.
+    """
     from .checkpoints import equivalence, files
     from .checkpoints import fold as folding
     from .checkpoints.checkpoint import Checkpoint
 
     text = _text(args.checkpoint, args.data)
-    outputs.check_writable(args.output, [args.checkpoint, *(text.files() if text else [])])
+    outputs.check_writable(args.output, [args.checkpoint])
     checkpoint = Checkpoint.read(args.checkpoint)
     folded = folding.fold_checkpoint(checkpoint, args.min_omega, _languages(checkpoint, text))
     _note(folded, text)
@@ -110,13 +143,24 @@ def _note(checkpoint: Checkpoint, text: Assets | None) -> None:
 
 
 def translate(args: argparse.Namespace) -> str:
+    """Translate a text, line by line.
+
+    Args:
+        args: the parsed command line.
+
+    Returns:
+        An empty text: the translations are written already.
+
+    Raises:
+        AdminError: a file of the model is missing or damaged, or the text cannot be read.
+    """
     from .translation import engines, pipeline, streams
 
     if args.nbest > args.beam:
         raise AdminError(f"--nbest {args.nbest} is more than --beam {args.beam} finds; raise --beam.")
     assets = _assets(args, args.model)
     if args.output:
-        outputs.check_writable(args.output, [*assets.files(), *([args.text] if args.text else [])])
+        outputs.check_writable(args.output, filter(None, [args.model, args.text]))
     search = engines.Search(args.beam, args.lenpen, args.nbest)
     kind = "units" if args.units else "tokens" if args.tokenised else "raw"
     with streams.opened(args.text) as (source, name), streams.written(args.output) as write:
@@ -127,6 +171,17 @@ def translate(args: argparse.Namespace) -> str:
 
 
 def export(args: argparse.Namespace) -> str:
+    """Export a checkpoint for another engine, and compare the folder with it.
+
+    Args:
+        args: the parsed command line.
+
+    Returns:
+        The summary of the comparison.
+
+    Raises:
+        AdminError: see `folder.export`.
+    """
     from .checkpoints.checkpoint import Checkpoint
     from .export import folder
 
@@ -139,10 +194,29 @@ def export(args: argparse.Namespace) -> str:
 
 
 def path(args: argparse.Namespace) -> str:
+    """Find the folder that --user-dir takes.
+
+    Args:
+        args: the parsed command line.
+
+    Returns:
+        Its path.
+    """
     return f"{Path(__file__).parent}\n"
 
 
 def report(args: argparse.Namespace) -> str:
+    """Write a page on some runs.
+
+    Args:
+        args: the parsed command line.
+
+    Returns:
+        The page's path and size.
+
+    Raises:
+        AdminError: see `runs.read_runs` and `page.render`; or the file cannot be written.
+    """
     from .report import page, runs
 
     inputs = [path for run in args.runs for path in run.rglob("*") if path.suffix != ".html"]

@@ -1,4 +1,4 @@
-"""A pydantic model's refusals and descriptions, in lines for the user."""
+"""Errors and help of pydantic models, as lines for the user."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def validated(model: type[Model], values: dict[str, Any]) -> Model:
-    """The settings.
+    """The model of these values.
 
     Raises:
-        ValueError: one is invalid, or some do not go together, in one line.
+        ValueError: a value is invalid, or some values contradict each other; the message has one line.
     """
     try:
         return model(**values)
@@ -35,7 +35,7 @@ def validated(model: type[Model], values: dict[str, Any]) -> Model:
 
 
 def described(model: type[BaseModel], names: Iterable[str], values: dict[str, Any]) -> Iterator[str]:
-    """A line for each of some fields: its name, its value here or else its default, its meaning, its choices."""
+    """A line for each of the named fields: name, value (or else the default), meaning, choices."""
     schemas = model.model_json_schema(by_alias=False)["properties"]
     for name in names:
         schema = schemas[name]

@@ -58,6 +58,9 @@ TINY = {
 }
 """The sizes of transformer_admin_tiny, for the stock `transformer`."""
 
+INPUTS = ("src_tokens", "src_lengths", "prev_output_tokens")
+"""The names that a model's forward has for the parts of a `batch`."""
+
 
 def batch(
     sentences: int = 8, source: int = 11, target: int = 9, words: int = 100, padded: bool = True, seed: int = 1

@@ -15,7 +15,7 @@ import reference
 import torch
 from omegaconf import OmegaConf
 
-from fairseq_admin.checkpoints import files, options
+from fairseq_admin.checkpoints import files
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.errors import AdminError
 from fairseq_admin.method import state_dict
@@ -75,7 +75,7 @@ def test_options_of_an_older_file_are_plain_values():
     """omegaconf options become plain values, even if they refer to other sections or hold enum members."""
     model = {"_name": "transformer", "max_source_positions": "${task.longest}", "kept": Choice.last}
     cfg = OmegaConf.create({"model": model, "task": {"longest": 64}, "criterion": {}})
-    flat = options.read_options({"args": None, "cfg": cfg}, "c.pt").model
+    flat = Checkpoint({"args": None, "cfg": cfg}).options.model
     assert type(flat) is dict and flat == {"_name": "transformer", "max_source_positions": 64, "kept": "last"}
 
 

@@ -96,7 +96,7 @@ def test_average_notes_the_text_it_was_trained_on(run: Path) -> None:
     assert text.keys() == {"encoder", "decoder", "codes", "text.json"}
 
 
-FROM_FOLDER = "chooses from a run folder, and checkpoint1.pt is not one"
+FROM_FOLDER = "choose from a run folder, and checkpoint1.pt is not one"
 
 
 @pytest.mark.parametrize(
@@ -133,14 +133,10 @@ def test_a_mistake_is_one_line(
     assert err.startswith("fairseq-admin") and {path: path.read_bytes() for path in run.glob("*.pt")} == before
 
 
-@pytest.mark.parametrize(
-    "line", ["model.pt -x.de --beam 2", "--beam 2 model.pt -- -x.de", "--beam 2 -- model.pt -x.de"]
-)
+@pytest.mark.parametrize("line", ["model.pt x.de --beam 2", "--beam 2 model.pt x.de", "model.pt --beam 2 x.de"])
 def test_files_are_anywhere(line: str) -> None:
-    """May a file's name begin with a hyphen, after "--" or with ./ before it?"""
-    args = cli.parse(["translate", *(line if "--" in line.split() else line.replace("-x.de", "./-x.de")).split()])
-    assert (args.model.name, args.text.name, args.beam) == ("model.pt", "-x.de", 2)
-    assert str(cli.parse(["translate", "m", "--beam", "2", "--", "-"]).text) == "-"
+    args = cli.parse(["translate", *line.split()])
+    assert (args.model.name, args.text.name, args.beam) == ("model.pt", "x.de", 2)
 
 
 def test_help_answers_at_once() -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import reference
 import torch
 
 from fairseq_admin.checkpoints.building import build
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
-from fairseq_admin.checkpoints.equivalence import Batch, log_probabilities
+from fairseq_admin.checkpoints.equivalence import log_probabilities
 from fairseq_admin.checkpoints.fold import fold_checkpoint
 
 GOLDEN = Path(__file__).parent / "golden/clinic.pt"
@@ -29,7 +30,7 @@ def test_their_checkpoint_computes_the_same(theirs, change):
     """It computes the same. Each stack's first ω is a vector, which only folds into an untied embedding."""
     expected = theirs.state["extra_state"]["expected"]
     changed = change(theirs)
-    (scores,) = log_probabilities(build(changed), [Batch(*expected["batch"])])
+    (scores,) = log_probabilities(build(changed), [dict(zip(reference.INPUTS, expected["batch"]))])
     assert changed.kind == ("transformer_admin" if changed is theirs else "transformer")
     # Sums in another order differ; by 3e-6 when this was written.
     torch.testing.assert_close(scores, expected["log_probabilities"], rtol=0, atol=2e-5)

@@ -66,7 +66,7 @@ DAMAGES = {
     "another number of layers": (of_options(decoder_layers=3), "the checkpoint's decoder has 2 layers and the model's"),
     "an unknown activation": (
         of_options(activation_fn="sigmoidal"),
-        "no model can be built from its options (activation_fn: Invalid value 'sigmoidal', expected one of [relu,",
+        "no model can be built from its options (--activation-fn sigmoidal not supported)",
     ),
     "a diverged run": (
         of_weights(lambda weights: weights[WEIGHT][0, 3:5].fill_(math.nan)),

@@ -345,7 +345,7 @@ def test_dictionaries_and_text_must_be_the_models(given, tmp_path):
     with pytest.raises(AdminError, match=f"no dict.de.txt in {empty} or {empty}/bin.*--data"):
         model.export("ctranslate2", tmp_path / "out", assets=Assets(model.path, empty))
     words(59).save(str(place / "dict.en.txt"))
-    with pytest.raises(AdminError, match="dict.en.txt has 63 symbols and the model 64"):
+    with pytest.raises(AdminError, match="dict.en.txt: the dictionary has 63 symbols and the model 64"):
         model.export("ctranslate2", tmp_path / "out")
     (place / "dict.en.txt").write_text("no count\n")
     with pytest.raises(AdminError, match="dict.en.txt is not a dictionary"):

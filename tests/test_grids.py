@@ -19,7 +19,7 @@ from recipes.compare.rows import write_runs
 from recipes.grid.front import of, plan
 from recipes.grid.grids import Axes
 from recipes.grid.runs import improved
-from recipes.recipe import collect, files, read
+from recipes.recipe import collect, read
 from recipes.steps.common import write_lines
 from recipes.steps.guard import locked
 
@@ -91,8 +91,7 @@ def test_where_the_runs_of_a_grid_are(target, given, first, count, tmp_path):
 )
 def test_the_names_on_the_pages_go_on_working(target, word, setting):
     """The names of runs stay valid: docs/protocol.md and docs/results.md use them in commands."""
-    file, _ = files()[target]
-    assert collect(target, [word], file.names, aliases=file.aliases)[setting] == word.partition("=")[2]
+    assert collect(target, [word])[setting] == word.partition("=")[2]
 
 
 PROTOCOL = {

@@ -31,7 +31,7 @@ def encoder_of(method: str, layers: int, seed: int) -> nn.Module:
     model = reference.build("transformer_admin", seed=seed, admin_scheme=method, admin_ffn_init="xavier", **sizes)
     if method == "admin":
         src, _, prev = sentences(seed)
-        measure(model, src, prev, "reference")
+        measure(model, {"encoder": src, "decoder": prev}, "reference")
     return model.eval().encoder
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import reference
 import torch
 
 from fairseq_admin.checkpoints.building import build
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
-from fairseq_admin.checkpoints.equivalence import Batch, log_probabilities
+from fairseq_admin.checkpoints.equivalence import log_probabilities
 from fairseq_admin.checkpoints.fold import fold_checkpoint
 
 GOLDEN = Path(__file__).parent / "golden/flat_layout.pt"
@@ -21,7 +22,7 @@ GOLDEN = Path(__file__).parent / "golden/flat_layout.pt"
 def test_a_checkpoint_from_before_the_rooms_computes_the_same():
     checkpoint = Checkpoint.read(GOLDEN)
     expected = checkpoint.state["extra_state"]["expected"]
-    (scores,) = log_probabilities(build(checkpoint), [Batch(*expected["batch"])])
+    (scores,) = log_probabilities(build(checkpoint), [dict(zip(reference.INPUTS, expected["batch"]))])
     # Other versions of torch may sum in another order.
     torch.testing.assert_close(scores, expected["log_probabilities"], rtol=0, atol=1e-5)
     omegas = checkpoint.omegas

@@ -15,7 +15,7 @@ from golden import laws, omega, rivals
 from fairseq_admin.method import initial_weights
 from fairseq_admin.method.norms import shortcut_norms
 from fairseq_admin.method.profiling import measure
-from fairseq_admin.method.schemes import deepnorm_scales
+from fairseq_admin.method.schemes import SIDES, deepnorm_scales
 
 TODAYS_BIASES = ("q_proj.bias", "k_proj.bias", "v_proj.bias")
 """0 in their fairseq; nn.Linear's default in today's, which we keep: it moves ω of 6L-6L by 0.2 % at most."""
@@ -41,7 +41,7 @@ def case(request):
 
 def test_same_weights_and_batch_give_the_same_omega(case):
     theirs, model = case
-    ours = measure(model, *omega.batch(), "reference").tolist()
+    ours = measure(model, dict(zip(SIDES, omega.batch())), "reference").tolist()
     # Two float32 computations sum in different orders; the difference was up to 4e-7 when this was written. So their
     # variances are population variances: sample variances of 16 · 13 · 64 numbers are 7.5e-5 larger, and ω 3.8e-5.
     assert ours == pytest.approx(list(theirs.values()), rel=2e-6)
@@ -71,7 +71,7 @@ def test_fresh_model_has_their_omega_in_law(case):
     ours = []
     for seed in range(3):
         model = reference.build("transformer_admin_iwslt_de_en", words=omega.WORDS, seed=seed, **rates)
-        ours.append(measure(model, *omega.batch(), "reference"))
+        ours.append(measure(model, dict(zip(SIDES, omega.batch())), "reference"))
     theirs = rows(omega.FRESH_TABLE, case=case)
     for mean, row in zip(torch.stack(ours).double().mean(0).tolist(), theirs):
         # Four standard errors of the difference between the two means.

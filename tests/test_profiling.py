@@ -23,11 +23,6 @@ TRANSLATION = KINDS["translation"]
 KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
-def pair(words):
-    """Source and decoder input. A model of one stack lacks one of them."""
-    return words.get("encoder"), words.get("decoder")
-
-
 def tiny(**options):
     return TRANSLATION.build(**{**DROPOUT, **options})
 
@@ -44,12 +39,12 @@ def tiny(**options):
 )
 def test_against_the_layers_written_out(kind, rule, padded, options):
     """Profiling matches the layers written out, and drops no layer. Without dropout, the reference is in float64."""
-    model, words = kind.build(**options), pair(kind.batch(padded=padded))
+    model, words = kind.build(**options), kind.batch(padded=padded)
     torch.manual_seed(3)
-    measured = profiling.measure(model, *words, rule)
+    measured = profiling.measure(model, words, rule)
     plain = copy.deepcopy(model).double() if "encoder_layerdrop" in options else model
     torch.manual_seed(3)
-    expected = sum(reference.profile_by_hand(plain, *words, rule), [])
+    expected = sum(reference.profile_by_hand(plain, words.get("encoder"), words.get("decoder"), rule), [])
     assert len(expected) == sum(len(shortcut_norms(it)) for it in stacks_of(model).values()) and max(expected) > 1.2
     # Activations of a dozen sub-layers are float32: each is off by a few roundings of 6e-8.
     assert measured.tolist() == pytest.approx(expected, rel=2e-6)
@@ -65,10 +60,10 @@ def test_rules_by_depth_need_no_batch(kind, rule):
 
 
 def test_autocast_measures_as_float32_does():
-    words = pair(TRANSLATION.batch())
-    plain = profiling.measure(tiny(**STILL, activation_dropout=0.0), *words, "reference")
+    words = TRANSLATION.batch()
+    plain = profiling.measure(tiny(**STILL, activation_dropout=0.0), words, "reference")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = profiling.measure(tiny(**STILL, activation_dropout=0.0), *words, "reference")
+        cast = profiling.measure(tiny(**STILL, activation_dropout=0.0), words, "reference")
     assert cast.dtype == torch.float32
     # bfloat16 has 8 significant bits, so each operation is off by 0.4 %; a variance averages over thousands of them.
     assert torch.allclose(cast, plain, rtol=5e-3)
@@ -85,7 +80,7 @@ def test_the_first_training_forward_profiles_and_no_other(kind):
     logits(model.train(), words, seed=3)
     first, again = omegas(model), kind.build()
     torch.manual_seed(3)
-    assert first == profiling.measure(again, *pair(words), "reference").tolist()
+    assert first == profiling.measure(again, words, "reference").tolist()
     record = provenance.decode(model.state_dict()[provenance.KEY])
     counts = {side: int(tokens.ne(PAD).sum()) for side, tokens in words.items()}
     names = (
@@ -109,12 +104,12 @@ def test_the_first_training_forward_profiles_and_no_other(kind):
 def test_token_budget(source, target, tokens, sentences, monkeypatch):
     """Profiling uses the first `tokens // longest` sentences of both sides: at least one, at most all."""
     used, measure = [], profiling.measure
-    monkeypatch.setattr(profiling, "measure", lambda *given: used.append(given[1:3]) or measure(*given))
+    monkeypatch.setattr(profiling, "measure", lambda *given: used.append(given[1]) or measure(*given))
     src, lengths, prev = reference.batch(source=source, target=target)
     model = tiny(admin_profile_tokens=tokens)
     model(src, lengths, prev)
-    ((src_used, prev_used),) = used
-    assert torch.equal(src_used, src[:sentences]) and torch.equal(prev_used, prev[:sentences])
+    (words,) = used
+    assert torch.equal(words["encoder"], src[:sentences]) and torch.equal(words["decoder"], prev[:sentences])
     record = provenance.decode(model.state_dict()[provenance.KEY])
     assert record["source_tokens"] == src[:sentences].ne(PAD).sum().item()
 
@@ -131,11 +126,11 @@ def test_the_log_of_one_stack(caplog):
 def test_out_of_memory_halves_the_budget(monkeypatch, caplog):
     sizes, measure = [], profiling.measure
 
-    def scarce(model, src, prev, rule):
-        sizes.append(len(src))
-        if len(src) > 2:
+    def scarce(model, words, rule):
+        sizes.append(len(words["encoder"]))
+        if sizes[-1] > 2:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
-        return measure(model, src, prev, rule)
+        return measure(model, words, rule)
 
     monkeypatch.setattr(profiling, "measure", scarce)
     model, (src, lengths, prev) = tiny(), reference.batch()
@@ -150,8 +145,8 @@ def test_out_of_memory_halves_the_budget(monkeypatch, caplog):
 def test_an_error_that_no_smaller_batch_cures_is_raised(message, sizes, monkeypatch):
     tried = []
 
-    def broken(model, src, prev, rule):
-        tried.append(len(src))
+    def broken(model, words, rule):
+        tried.append(len(words["encoder"]))
         raise RuntimeError(message)
 
     monkeypatch.setattr(profiling, "measure", broken)
@@ -169,14 +164,14 @@ def hooked(model):
 
 def test_leaves_everything_as_it_was():
     noise = {"quant_noise_pq": 0.5, "quant_noise_pq_block_size": 8}
-    model, (src, _, prev) = tiny(encoder_layerdrop=0.3, decoder_layerdrop=0.3, **noise), reference.batch()
+    model = tiny(encoder_layerdrop=0.3, decoder_layerdrop=0.3, **noise)
     model.encoder.layers[1].eval()  # profiling must keep this mode
     for number, p in enumerate(model.parameters()):
         p.grad = torch.full_like(p, number)
     weights = {name: tensor.clone() for name, tensor in model.named_parameters()}
     modes = [module.training for module in model.modules()]
     grads_enabled, state = torch.is_grad_enabled(), torch.get_rng_state()
-    profiling.profile(model, src, prev, "reference", 8192)
+    profiling.profile(model, TRANSLATION.batch(), "reference", 8192)
     assert torch.equal(torch.get_rng_state(), state)
     assert [module.training for module in model.modules()] == modes
     assert any(modes) and not all(modes)
@@ -188,10 +183,10 @@ def test_leaves_everything_as_it_was():
 
 
 def test_failure_leaves_modes_and_hooks_as_they_were(monkeypatch):
-    model, (src, _, prev) = tiny(encoder_layerdrop=0.3), reference.batch()
+    model = tiny(encoder_layerdrop=0.3)
     monkeypatch.setattr(model.decoder.layers[1], "forward", lambda *a, **k: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        profiling.measure(model, src, prev, "reference")
+        profiling.measure(model, TRANSLATION.batch(), "reference")
     assert all(module.training for module in model.modules()) and not hooked(model)
 
 
@@ -248,13 +243,13 @@ def test_nan_at_profiling(rule):
             lambda model: model.decoder.layers[0].encoder_attn.out_proj.bias,
         ),
     ]
-    words = torch.full((2, 5), 7)
+    words = dict.fromkeys(("encoder", "decoder"), torch.full((2, 5), 7))
     for side, number, vector in cases:
         model = tiny()
         with torch.no_grad():
             vector(model)[3] = torch.nan
         with pytest.raises(AdminError, match=f"measured nan for omega at sub-layer {number} of the {side}"):
-            profiling.profile(model, words, words, rule, 8192)
+            profiling.profile(model, words, rule, 8192)
 
 
 # The published numbers -----------------------------------------------------------------------------------------------
@@ -270,7 +265,7 @@ def test_feed_forward_variance_at_base_width_is_the_published_one():
     sizes = {"encoder_layers": 6, "decoder_layers": 12, **DROPOUT}
     model = reference.build("transformer_admin", words=1000, **sizes)
     src, _, prev = reference.batch(sentences=16, source=24, target=24, words=1000)
-    omega = profiling.measure(model, src, prev, "reference").double()
+    omega = profiling.measure(model, {"encoder": src, "decoder": prev}, "reference").double()
     encoder, decoder = omega.split([12, 36])
     increments = {
         "encoder": encoder[2::2].square() - encoder[1:-1:2].square(),

@@ -14,15 +14,14 @@ from .. import outputs, register
 from ..arguments import above_zero, model, number, output, positive
 from ..errors import AdminError
 from ..packages import need
-from ..text.assets import binarised, files_in, folders
+from ..text.assets import binarised
 from .registry import MEASURES, Settings, module_of
 
 if TYPE_CHECKING:
     from .subject import Subject
 
-LARGEST_SEED = 2**31 - 1
-"""numpy takes up to 2**32 - 1, and the number of an epoch or a draw is added."""
-seed = number(int, f"a whole number from 0 to {LARGEST_SEED}", lambda value: 0 <= value <= LARGEST_SEED)
+seed = number(int, "a whole number from 0 to 2147483647", lambda value: 0 <= value < 2**31)
+"""numpy takes twice as many, and the number of an epoch or a draw is added."""
 MODEL = "options of the model of --arch, as for fairseq-train"
 SUFFIXES = (".json", ".png", ".svg")
 
@@ -124,9 +123,8 @@ def run(args: argparse.Namespace) -> str:
     if stem.name in ("", ".."):
         raise AdminError(f"-o {args.output}/ is a folder; the name of the files to write was expected, without .json.")
     paths = [stem.with_name(stem.name + suffix) for suffix in (SUFFIXES[:1] if args.json else SUFFIXES)]
-    inputs = [*args.checkpoints, *(files_in(folders(args.data)) if args.data else [])]
     for path in paths:
-        outputs.check_writable(path, inputs)
+        outputs.check_writable(path, args.checkpoints)
     with contextlib.ExitStack() as taking:
         parts = [taking.enter_context(outputs.replacing(path)) for path in paths]  # before the work, not after it
         if not args.json:

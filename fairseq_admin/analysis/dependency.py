@@ -60,7 +60,7 @@ def squared_dependencies(sublayers: list[Sublayer]) -> Tensor:
     return squared
 
 
-def measure(subject: Subject, settings: Any = None) -> dict[str, Any]:
+def measure(subject: Subject, settings: object = None) -> dict[str, Any]:
     """Measure β of every stack.
 
     Args:
@@ -95,6 +95,9 @@ def draw(result: dict[str, Any]) -> figure.Figure:
 
     Args:
         result: the output of `measure`, with the subject's facts.
+
+    Returns:
+        The figure.
     """
     stacks = result["stacks"]
     drawn, panels = figure.panels(len(stacks), height=3.7)

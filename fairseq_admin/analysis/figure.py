@@ -50,13 +50,16 @@ LOOK: Any = {
 
 
 def panels(count: int, height: float = 3.2, rows: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
-    """A new figure and its panels, row by row. (Not by pyplot, which keeps every figure.)
+    """Make a figure and its panels. (Not by pyplot, which keeps every figure.)
 
     Args:
         count: panels in a row.
         height: of the figure, in inches.
         rows: rows of panels.
         options: for matplotlib's subplots.
+
+    Returns:
+        The figure, and its panels row by row.
     """
     from matplotlib.figure import Figure
 
@@ -122,6 +125,9 @@ def name_as_it_is(name: str) -> str:
 
     Args:
         name: of a file or folder.
+
+    Returns:
+        The label.
     """
     shown = name.encode("utf-8", "backslashreplace").decode("utf-8").replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from fairseq import tasks
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairseqModel
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
 from ..checkpoints.building import made_up_words
@@ -30,7 +30,7 @@ class Fresh(Subject):
 
     checkpoints = []
 
-    def __init__(self, arch: str, options: dict[str, Any], source: Source) -> None:
+    def __init__(self, arch: str, options: dict[str, object], source: Source) -> None:
         """
         Args:
             arch: fairseq's --arch.
@@ -46,12 +46,18 @@ class Fresh(Subject):
             raise AdminError(f"--arch {arch} was found; expected an architecture of {', '.join(STACKS)}.")
         self.stacks = STACKS[kind]
 
-    def make(self, seed: int = 0, **sizes: int) -> Any:
+    def make(self, seed: int = 0, **sizes: int) -> BaseFairseqModel:
         """Build a model as training would, in evaluation mode.
 
         Args:
             seed: added to the subject's.
             sizes: options that replace the subject's, such as encoder_layers.
+
+        Returns:
+            The model, its ω profiled on the first sample.
+
+        Raises:
+            AdminError: fairseq cannot build a model from the options.
         """
         args = Namespace(**copy.deepcopy({**self.options, **sizes}))
         args.arch = args._name = self.arch
@@ -72,7 +78,7 @@ class Fresh(Subject):
         return model.eval()
 
     @cached_property
-    def model(self) -> Any:
+    def model(self) -> BaseFairseqModel:
         return self.make()
 
     @cached_property

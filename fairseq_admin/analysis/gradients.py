@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ..bar import bar, progress
+from ..bar import progress
 from ..method.schemes import layers_of, stacks_of
 from ..method.sublayers import Sublayer, observed
 from . import figure
@@ -79,14 +79,12 @@ def _by_layer(subject: Subject) -> dict[str, dict[str, Any]]:
 def _last_feed_forward(subject: Fresh, depths: Sequence[int], repeats: int) -> dict[str, Any]:
     """The norm of the gradient of the last layer's W2 in every stack, and its power of the depth (None at norm 0)."""
     means: dict[str, list[float]] = {side: [0.0] * len(depths) for side in subject.stacks}
-    with bar("gradients by depth", len(depths) * repeats, " models") as shown:
-        for place, depth in enumerate(depths):
-            for repeat in range(repeats):
-                model = subject.make(repeat, **{f"{side}_layers": depth for side in subject.stacks})
-                subject.backward(model)
-                for side, stack in stacks_of(model).items():
-                    means[side][place] += layers_of(stack)[-1].fc2.weight.grad.norm().item() / repeats
-                shown.update()
+    runs = list(itertools.product(enumerate(depths), range(repeats)))
+    for (place, depth), repeat in progress("gradients by depth", runs, " models"):
+        model = subject.make(repeat, **{f"{side}_layers": depth for side in subject.stacks})
+        subject.backward(model)
+        for side, stack in stacks_of(model).items():
+            means[side][place] += layers_of(stack)[-1].fc2.weight.grad.norm().item() / repeats
     logs = [math.log(depth) for depth in depths]
     powers = {
         side: fit(logs, [math.log(value) for value in values])["slope"] if all(values) and len(logs) > 1 else None
@@ -118,6 +116,9 @@ def draw(result: dict[str, Any]) -> figure.Figure:
 
     Args:
         result: the output of `measure`, with the subject's facts.
+
+    Returns:
+        The figure.
     """
     last = result.get("last feed-forward")
     drawn, panels = figure.panels(3 if last else 2, height=3.4)

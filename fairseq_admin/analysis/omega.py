@@ -71,6 +71,9 @@ def draw(result: dict[str, Any]) -> figure.Figure:
 
     Args:
         result: the output of `measure`, with the subject's facts.
+
+    Returns:
+        The figure.
     """
     colour = figure.colour(result["model"]["scheme"])
     drawn, panels = figure.panels(len(result["stacks"]), sharey=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,9 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
-from ..bar import bar
+from ..bar import progress
 from ..errors import AdminError
-from ..method.schemes import layers_of, stacks_of
+from ..method.schemes import Stack, layers_of, stacks_of
 from ..method.sublayers import Sublayer, channel_variance, observed, own_share
 from . import figure
 from .fresh import Fresh
@@ -50,7 +51,7 @@ def perturb(model: nn.Module, relative: float, generator: torch.Generator) -> No
 
 
 @torch.no_grad()
-def first_update(stack: Any, lr: float) -> None:
+def first_update(stack: Stack, lr: float) -> None:
     """Make Adam's first update of the parameters of a stack's layers, in place: −lr · g / (|g| + ε)."""
     for parameter in stack.layers.parameters():
         if parameter.grad is not None:
@@ -118,19 +119,15 @@ def fit(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
     """Fit the least-squares line a + b·x.
 
     Args:
-        x, y: as many values.
+        x, y: as many values; those of x differ.
 
     Returns:
         Intercept a, slope b, and r2: the share of y's variance that the line explains, 0 for a falling line.
     """
-    points = torch.tensor([list(x), list(y)], dtype=torch.float64)
-    if points.size(1) < 2 or not points.std(1).all():
-        return {"intercept": float(points[1].mean()), "slope": 0.0, "r2": 0.0}
-    covariance = torch.cov(points)
-    slope = (covariance[0, 1] / covariance[0, 0]).item()
-    correlation = torch.corrcoef(points)[0, 1].item()
-    intercept = (points[1].mean() - slope * points[0].mean()).item()
-    return {"intercept": intercept, "slope": slope, "r2": max(correlation, 0.0) ** 2}
+    if len(set(y)) < 2:  # the correlation of a constant is undefined
+        return {"intercept": y[0], "slope": 0.0, "r2": 0.0}
+    slope, intercept = statistics.linear_regression(x, y)
+    return {"intercept": intercept, "slope": slope, "r2": max(statistics.correlation(x, y), 0.0) ** 2}
 
 
 def fits(depths: Sequence[int], values: Sequence[float]) -> dict[str, dict[str, float]]:
@@ -191,11 +188,10 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
     if isinstance(subject, Fresh):
         depths, repeats = list(settings.depths or DEPTHS), settings.repeats
         totals = torch.zeros(3, len(depths), dtype=torch.float64)
-        with bar("output change", repeats * len(depths), " models") as shown:
-            for repeat, (place, depth) in itertools.product(range(repeats), enumerate(depths)):
-                model = subject.make(repeat, **{f"{side}_layers": depth})
-                totals[:, place] += _changes(subject, model, seed + repeat, lr)[:, -1] / repeats
-                shown.update()
+        runs = list(itertools.product(range(repeats), enumerate(depths)))
+        for repeat, (place, depth) in progress("output change", runs, " models"):
+            model = subject.make(repeat, **{f"{side}_layers": depth})
+            totals[:, place] += _changes(subject, model, seed + repeat, lr)[:, -1] / repeats
     else:  # its depths are the layers of one model
         totals, repeats = _changes(subject, copy.deepcopy(subject.model), seed, lr), 1
         depths = list(range(1, totals.size(1) + 1))
@@ -222,6 +218,9 @@ def draw(result: dict[str, Any]) -> figure.Figure:
 
     Args:
         result: the output of `measure`, with the subject's facts.
+
+    Returns:
+        The figure.
     """
     drawn, panels = figure.panels(len(result["series"]))
     for axes, (name, series) in zip(panels, result["series"].items()):

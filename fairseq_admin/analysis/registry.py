@@ -38,5 +38,12 @@ MEASURES: dict[str, Measure] = {
 
 
 def module_of(what: str) -> ModuleType:
-    """Import a measure's file. It has `measure(subject, settings) -> dict` and `draw(dict) -> Figure`."""
+    """Import a measure's file.
+
+    Args:
+        what: a key of MEASURES.
+
+    Returns:
+        A module with `measure(subject, settings) -> dict` and `draw(dict) -> Figure`.
+    """
     return importlib.import_module(f".{what.replace('-', '_')}", __package__)

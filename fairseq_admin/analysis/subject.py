@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import fairseq
 import torch
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks import FairseqTask
 from fairseq.utils import resolve_max_positions
 from torch import Tensor
 from torch.nn.functional import nll_loss
@@ -104,7 +106,14 @@ class Subject:
         )
 
     def words(self, sample: dict[str, Any]) -> dict[str, Tensor]:
-        """The input of each stack, by side. Shapes (B, T)."""
+        """Find the input of each stack.
+
+        Args:
+            sample: one of `samples`.
+
+        Returns:
+            By side. Shapes (B, T).
+        """
         inputs = ("src_tokens", "prev_output_tokens")[: len(self.stacks)]
         return {stack: sample["net_input"][name] for stack, name in zip(self.stacks, inputs)}
 
@@ -114,21 +123,44 @@ class Subject:
         return "samples" in vars(self)
 
     def tokens(self, sample: dict[str, Any]) -> int:
-        """The number of real tokens in the last stack's input."""
+        """Count the real tokens in the last stack's input.
+
+        Args:
+            sample: one of `samples`.
+
+        Returns:
+            Their number.
+        """
         return int(self.words(sample)[self.stacks[-1]].ne(PAD).sum())
 
-    def loss(self, model: Any, sample: dict[str, Any]) -> Tensor:
-        """The cross-entropy, a scalar, in nats per predicted token, without label smoothing."""
+    def loss(self, model: BaseFairseqModel, sample: dict[str, Any]) -> Tensor:
+        """Compute the cross-entropy without label smoothing.
+
+        Args:
+            model: the subject's, or another of its kind.
+            sample: one of `samples`.
+
+        Returns:
+            A scalar, in nats per predicted token.
+        """
         scores = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True)
         return nll_loss(scores.flatten(0, 1), sample["target"].flatten(), ignore_index=PAD)
 
-    def backward(self, model: Any) -> None:
-        """Add the gradient of the mean loss over the batches to the gradients of a model's weights."""
+    def backward(self, model: BaseFairseqModel) -> None:
+        """Add the gradient of the mean loss over the batches to the gradients of a model's weights.
+
+        Args:
+            model: the subject's, or another of its kind.
+        """
         for sample in self.samples:
             (self.loss(model, sample) / len(self.samples)).backward()
 
     def facts(self) -> dict[str, Any]:
-        """The description of the model and the sentences in a result."""
+        """Describe the model and the sentences.
+
+        Returns:
+            The entries of a result, besides those of its measure.
+        """
         facts: dict[str, Any] = {"model": self._model_facts()}
         if self.has_samples:
             facts["data"] = "random tokens" if self.source.data is None else str(self.source.data)
@@ -184,17 +216,21 @@ class Trained(Subject):
         self.stacks, self.vocabulary = first.stacks, first.vocabulary
 
     @cached_property
-    def model(self) -> Any:
+    def model(self) -> BaseFairseqModel:
         return build(self.checkpoints[0])
 
     @cached_property
-    def task(self) -> Any:
+    def task(self) -> FairseqTask:
         assert self.source.data is not None
         return data_of(self.checkpoints[0], self.source.data, self.source.split)
 
 
 def versions() -> dict[str, str]:
-    """The versions of the packages that compute a result."""
+    """Find the versions of the packages that compute a result.
+
+    Returns:
+        By package.
+    """
     return {
         "fairseq_admin": __version__,
         "fairseq": fairseq.__version__,

@@ -39,10 +39,13 @@ Norms = dict[str, dict[str, list[float]]]
 
 
 def norms(tensors: Mapping[str, Tensor | None]) -> Norms:
-    """The norms of the weight matrices of layers, or of their gradients or changes.
+    """Compute the norms of the weight matrices of layers, or of their gradients or changes.
 
     Args:
         tensors: by the names of the weights.
+
+    Returns:
+        By stack, kind and layer; a None among the tensors is left out.
     """
     layers: dict[str, dict[str, dict[int, float]]] = {}
     for key, tensor in strip_roberta_prefix(tensors).items():  # type: ignore[arg-type]
@@ -129,6 +132,9 @@ def draw(result: dict[str, Any]) -> figure.Figure:
 
     Args:
         result: the output of `measure`, with the subject's facts.
+
+    Returns:
+        The figure.
     """
     last = result["intervals"][-1]
     sides = list(last["update"])

@@ -9,7 +9,8 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.roberta.model import base_architecture
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
-from omegaconf import II, OmegaConf
+from fairseq.tasks import FairseqTask
+from omegaconf import II, DictConfig, OmegaConf
 
 from ..method.schemes import FFN_LAWS, RULES, SCHEMES, SIDES
 
@@ -78,11 +79,11 @@ class AdminOptions(FairseqDataclass):
         default=100,
         metadata={"help": "stop training after this many updates skipped in a row (overflow, OOM); 0: never"},
     )
-    admin_fast: ChoiceEnum(("on", "off", "compile")) = field(  # type: ignore[valid-type]
+    admin_fast: ChoiceEnum(("on", "off", "graph")) = field(  # type: ignore[valid-type]
         default="on",
         metadata={
-            "help": "faster layers that compute the same (off: fairseq's own, to compare; compile: layers and loss "
-            "through torch.compile)"
+            "help": "faster layers that compute the same (off: fairseq's own, to compare; graph: on one GPU, replay "
+            "the steps of label_smoothed_cross_entropy_fast as CUDA graphs)"
         },
     )
     admin_monitor: int = field(
@@ -126,7 +127,7 @@ class DeeperOptions(FairseqDataclass):
     )
 
 
-def fill(args: Any, **defaults: Any) -> None:
+def fill(args: Namespace, **defaults: object) -> None:
     """Set every option of `args` that is missing or None, in place.
 
     Args:
@@ -143,24 +144,27 @@ TRANSFORMER = {"layers": 6, "embed_dim": 512, "ffn_embed_dim": 2048, "attention_
 ROBERTA = {"layers": 12, "embed_dim": 768, "ffn_embed_dim": 3072, "attention_heads": 12}
 
 
-def _fill_stack(args: Any, side: str, sizes: Mapping[str, int]) -> None:
+def _fill_stack(args: Namespace, side: str, sizes: Mapping[str, int]) -> None:
     fill(args, **{f"{side}_{name}": size for name, size in sizes.items()})
 
 
-def fill_sizes(args: Any, encoder_layers: int = 6, decoder_layers: int = 6, **sizes: int) -> None:
+def fill_sizes(
+    args: Namespace, encoder_layers: int | None = None, decoder_layers: int | None = None, **sizes: int
+) -> None:
     """Set every missing size of a translation model, in place; a missing decoder width is the encoder's.
 
     Args:
         args: options.
-        encoder_layers, decoder_layers: the preset's depths.
+        encoder_layers, decoder_layers: the preset's depths, if they differ.
         sizes: the preset's other sizes that differ from `TRANSFORMER`, of both stacks.
     """
-    _fill_stack(args, "encoder", {**TRANSFORMER, **sizes, "layers": encoder_layers})
+    fill(args, encoder_layers=encoder_layers, decoder_layers=decoder_layers)
+    _fill_stack(args, "encoder", {**TRANSFORMER, **sizes})
     widths = {"embed_dim": args.encoder_embed_dim, "ffn_embed_dim": args.encoder_ffn_embed_dim}
-    fill_decoder(args, **{**sizes, **widths, "layers": decoder_layers})
+    fill_decoder(args, **{**sizes, **widths})
 
 
-def fill_decoder(args: Any, **sizes: int) -> None:
+def fill_decoder(args: Namespace, **sizes: int) -> None:
     """Set every missing size of a decoder, in place; missing input and output widths are the embedding's.
 
     Args:
@@ -171,7 +175,7 @@ def fill_decoder(args: Any, **sizes: int) -> None:
     fill(args, decoder_input_dim=args.decoder_embed_dim, decoder_output_dim=args.decoder_embed_dim)
 
 
-def fill_masked(args: Any, **sizes: int) -> None:
+def fill_masked(args: Namespace, **sizes: int) -> None:
     """Set every missing option of a masked language model, in place, to the preset's value or else RoBERTa's.
 
     Args:
@@ -185,37 +189,57 @@ def fill_masked(args: Any, **sizes: int) -> None:
     base_architecture(args)
 
 
-def _fill_admin(args: Any) -> None:
+def _fill_admin(args: Namespace) -> None:
     """Set missing options of Admin: an older checkpoint, or a Namespace made by hand, lacks some."""
     fill(args, **{option.name: OUTSIDE.get(option.name, option.default) for option in fields(AdminOptions)})
 
 
-def _copied(cfg: Any) -> Namespace:
-    """Copy options from a Namespace or a DictConfig."""
-    flat: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True) if OmegaConf.is_config(cfg) else vars(cfg)
-    args = Namespace(**flat)
+def plain_options(section: Any) -> dict[str, Any]:
+    """Copy options as plain values.
+
+    Args:
+        section: a Namespace, a config of omegaconf's, a mapping, or None.
+
+    Returns:
+        A new dict; empty for None.
+    """
+    if isinstance(section, Namespace):
+        return dict(vars(section))
+    if OmegaConf.is_config(section):
+        return dict(OmegaConf.to_container(section, resolve=True, enum_to_str=True))  # type: ignore[arg-type]
+    return dict(section or {})
+
+
+def _copied(cfg: Namespace | DictConfig) -> Namespace:
+    args = Namespace(**plain_options(cfg))
     _fill_admin(args)
     if getattr(args, "offload_activations", False):  # as in fairseq's presets: offloaded inputs are for recomputation
         args.checkpoint_activations = True
     return args
 
 
-def flat_translation(cfg: Any) -> Namespace:
+def flat_translation(cfg: Namespace | DictConfig) -> Namespace:
     """Complete the options of a translation model.
 
     Args:
         cfg: a Namespace or DictConfig, left unchanged.
+
+    Returns:
+        The completed copy.
     """
     args = _copied(cfg)
     fill_sizes(args)
     return args
 
 
-def flat_decoder(cfg: Any) -> Namespace:
+def flat_decoder(cfg: Namespace | DictConfig) -> Namespace:
     """Complete the options of a language model, as fairseq's `transformer_lm` reads them.
 
     Args:
         cfg: a Namespace or DictConfig, left unchanged.
+
+    Returns:
+        The completed copy.
     """
     args = _copied(cfg)
     fill_decoder(args)
@@ -226,12 +250,15 @@ def flat_decoder(cfg: Any) -> Namespace:
     return args
 
 
-def flat_encoder(cfg: Any, task: Any) -> Namespace:
+def flat_encoder(cfg: Namespace | DictConfig, task: FairseqTask) -> Namespace:
     """Complete the options of a masked language model, as fairseq's RoBERTa reads them.
 
     Args:
         cfg: a Namespace or DictConfig, left unchanged.
         task: fairseq's, for the longest input.
+
+    Returns:
+        The completed copy.
     """
     args = _copied(cfg)
     fill_masked(args)
@@ -246,6 +273,9 @@ def nested(args: Namespace, sides: Sequence[str] = SIDES) -> TransformerConfig:
     Args:
         args: flat options.
         sides: the model's stacks; another stack gets 0 layers.
+
+    Returns:
+        fairseq's options in groups, with Admin's.
     """
     cfg = TransformerConfig.from_namespace(args)
     for side in set(SIDES) - set(sides):

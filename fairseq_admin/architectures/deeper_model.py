@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import weakref
+from argparse import Namespace
 from dataclasses import fields
 from typing import Any
 
 import torch
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import register_model
+from fairseq.tasks import FairseqTask
 from torch import Tensor
 
 from ..errors import AdminError
@@ -28,7 +30,7 @@ from .refusals import refuse_new_layers
 MORE = "more."
 
 
-def _more_options(args: Any) -> Any:
+def _more_options(args: Namespace) -> Any:
     """The options of the new layers, as fairseq's layers read them."""
     cfg = nested(copy.deepcopy(args), ["encoder"])
     cfg.admin_scheme = args.more_scheme
@@ -43,7 +45,7 @@ def _more_options(args: Any) -> Any:
     return cfg
 
 
-def _fill(args: Any, **sizes: int) -> None:
+def _fill(args: Namespace, **sizes: int) -> None:
     fill(args, **{option.name: option.default for option in fields(DeeperOptions) if not option.name.startswith("_")})
     fill_masked(args, **sizes)
 
@@ -70,7 +72,7 @@ class DeeperAdminModel(MaskedLMAdminModel):
         task: fairseq's, with the training set that sets the new layers up.
     """
 
-    def __init__(self, args: Any, encoder: AdminMaskedEncoder, task: Any) -> None:
+    def __init__(self, args: Namespace, encoder: AdminMaskedEncoder, task: FairseqTask) -> None:
         super().__init__(args, encoder)
         self.pretrained = False
         self._task = weakref.ref(task)  # a copy of the model, as for --store-ema, copies no data
@@ -98,10 +100,6 @@ class DeeperAdminModel(MaskedLMAdminModel):
         _fill(args)
         refuse_new_layers(args, task)
         return super().build_model(args, task)
-
-    @classmethod
-    def make(cls, args, task):
-        return cls(args, AdminMaskedEncoder(args, task.source_dictionary), task)
 
     def train(self, mode: bool = True) -> DeeperAdminModel:
         super().train(mode)
@@ -155,10 +153,8 @@ class DeeperAdminModel(MaskedLMAdminModel):
         self.upgrade_state_dict(state_dict)
         self._refuse_other_sizes(state_dict)
         more, self.more = self.more, None
-        try:
-            result = super().load_state_dict(state_dict, strict, model_cfg, args)
-        finally:
-            self.more = more
+        result = super().load_state_dict(state_dict, strict, model_cfg, args)
+        self.more = more
         self.pretrained = True
         if state or more is None:
             self._load_more(state, strict)
@@ -191,19 +187,17 @@ class DeeperAdminModel(MaskedLMAdminModel):
             set_up(more, lambda tokens: self.encoder(tokens, features_only=True)[0], batches, len(order))
         self.train(training)
 
-    def _training_set(self, task: Any) -> tuple[Any, Any]:
+    def _training_set(self, task: FairseqTask) -> tuple[Any, Any]:
         """The training set, and the numbers of its sentences, at most --profile-sentences, in random order."""
-        needs = f"--more-scheme {self.args.more_scheme} is set up on the training set"
         try:
             task.load_dataset("train")
         except (AssertionError, FileNotFoundError) as error:
             raise AdminError(
-                f"{needs}, which is missing: {error}. Give the folder of data with the split train."
+                f"--more-scheme {self.args.more_scheme} is set up on the training set, which is missing: {error}. Give "
+                "the folder of data with the split train."
             ) from error
         data = task.dataset("train")
         order, _ = data.filter_indices_by_size(data.ordered_indices(), task.max_positions())
-        if not len(order):
-            raise AdminError(f"{needs}, which has no sentence within --max-positions. Give another training set.")
         return data, order[: self.args.profile_sentences or None]
 
 

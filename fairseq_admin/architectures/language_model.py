@@ -7,7 +7,6 @@ from unittest.mock import patch
 from fairseq.models import register_model, transformer_lm
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
-from ..errors import AdminError
 from ..method.schemes import SCHEMES
 from ..method.stacks import AdminDecoder
 from .config import TransformerLMAdminConfig, fill_decoder, flat_decoder, nested
@@ -44,11 +43,6 @@ class TransformerLMAdminModel(SchemeModel, TransformerLanguageModel):
     def build_model(cls, cfg, task):
         args = flat_decoder(cfg)
         refuse_unsuitable(nested(args, ["decoder"]), ["decoder"])
-        if args.admin_scheme.startswith("t-fixup") and (args.adaptive_input or args.character_embeddings):
-            raise AdminError(
-                f"--admin-scheme {args.admin_scheme} scales one embedding matrix, and --adaptive-input and "
-                "--character-embeddings have others. Leave these out."
-            )
         args.decoder_normalize_before = SCHEMES[args.admin_scheme].norm[1] == "before"
         # fairseq names the class of its decoder in build_model and has no hook for another.
         with patch.object(transformer_lm, "TransformerDecoder", _decoder):
@@ -56,7 +50,7 @@ class TransformerLMAdminModel(SchemeModel, TransformerLanguageModel):
 
     def forward(self, src_tokens, **kwargs):
         """Run as fairseq's language model; the first call in training mode profiles ω on its batch first."""
-        self.before_forward(None, src_tokens)
+        self.before_forward(decoder=src_tokens)
         return super().forward(src_tokens, **kwargs)
 
 

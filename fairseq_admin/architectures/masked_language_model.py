@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from argparse import Namespace
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import register_model
 from fairseq.models.roberta import RobertaEncoder, RobertaModel
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 
-from ..errors import AdminError
 from ..method.layers import ffn_law, xavier
 from ..method.schemes import SCHEMES, layers_of
 from ..method.stacks import AdminEncoder
@@ -40,9 +39,10 @@ class MaskedLMAdminModel(SchemeModel, RobertaModel):
     Args:
         args: the options, as `build_model` completes them.
         encoder: RoBERTa's encoder over the scheme's layers.
+        task: fairseq's, for subclasses.
     """
 
-    def __init__(self, args: Any, encoder: AdminMaskedEncoder) -> None:
+    def __init__(self, args: Namespace, encoder: AdminMaskedEncoder, task: object = None) -> None:
         super().__init__(args, encoder)
         self.cfg = nested(args, ["encoder"])
         if ffn_law(self.cfg) == "xavier":
@@ -59,22 +59,12 @@ class MaskedLMAdminModel(SchemeModel, RobertaModel):
     def build_model(cls, args, task):
         args = flat_encoder(args, task)
         refuse_unsuitable(nested(args, ["encoder"]), ["encoder"])
-        if args.admin_scheme.startswith("t-fixup"):
-            raise AdminError(
-                f"--admin-scheme {args.admin_scheme} was given; its paper has no gain for an encoder alone, and "
-                "RoBERTa's embedding is not the one it scales. Give another scheme (fixup, for one without norms)."
-            )
         args.encoder_normalize_before = SCHEMES[args.admin_scheme].norm[0] == "before"
-        return cls.make(args, task)
-
-    @classmethod
-    def make(cls, args: Any, task: Any) -> MaskedLMAdminModel:
-        """Build the model from complete options."""
-        return cls(args, AdminMaskedEncoder(args, task.source_dictionary))
+        return cls(args, AdminMaskedEncoder(args, task.source_dictionary), task)
 
     def forward(self, src_tokens, *args, **kwargs):
         """Run as fairseq's RoBERTa; the first call in training mode profiles ω on its batch first."""
-        self.before_forward(src_tokens, None)
+        self.before_forward(encoder=src_tokens)
         return super().forward(src_tokens, *args, **kwargs)
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):

@@ -34,7 +34,7 @@ def refuse_fully_sharded(args: Namespace) -> None:
         )
 
 
-def register_presets(name: str, model: type, fill: Callable[..., Any], **presets: dict[str, int]) -> None:
+def register_presets(name: str, model: type, fill: Callable[..., None], **presets: dict[str, int]) -> None:
     """Register a model's presets with fairseq, and as choices of hydra's group `model`.
 
     fairseq calls a preset with all options of the command line, before it reads any data.

@@ -30,7 +30,7 @@ def layers_to_keep(stack: Any) -> list[int]:
 
 
 def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = SIDES) -> None:
-    """Refuse options under which a scheme differs from its source.
+    """Refuse options that a scheme has no use for, or under which it differs from its source.
 
     Args:
         cfg: a model's options.
@@ -52,7 +52,13 @@ def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = SIDES) -> N
     for option, least in LEAST.items():
         if getattr(cfg, option) < least:
             raise AdminError(f"{_flag(option)} is {getattr(cfg, option)}; expected at least {least}.")
-    _refuse_clashes(cfg)
+    scheme, clash = SCHEMES[name], None
+    if not scheme.omega and cfg.admin_init != "reference":
+        clash = f"--admin-init {cfg.admin_init}", "has no omega to set"
+    elif scheme.ffn is None and cfg.admin_ffn_init == "stock":
+        clash = "--admin-ffn-init stock", "draws its feed-forward weights itself, from Xavier's law"
+    if clash:
+        raise AdminError(f"{clash[0]} was given with --admin-scheme {name}, which {clash[1]}. Leave one of them out.")
     if getattr(cfg, "scale_resids", False) or cfg.base_layers:
         option = "scale_resids" if cfg.base_layers == 0 else f"--base-layers {cfg.base_layers}"
         raise AdminError(f"{option} was given; it changes the shortcuts of the scheme. Leave it out.")
@@ -75,25 +81,7 @@ def _flag(option: str) -> str:
     return f"--{option.replace('_', '-')}"
 
 
-def _refuse_clashes(cfg: TransformerConfig) -> None:
-    """Refuse an option that has no effect with the scheme, or departs from its source."""
-    scheme, clash = SCHEMES[cfg.admin_scheme], None
-    if not scheme.omega and cfg.admin_init != "reference":
-        clash = f"--admin-init {cfg.admin_init}", "has no omega to set"
-    elif scheme.ffn is None and cfg.admin_ffn_init == "stock":
-        clash = "--admin-ffn-init stock", "draws its feed-forward weights itself, from Xavier's law"
-    elif scheme.branch_norm == "input" and cfg.cross_self_attention:
-        clash = "--cross-self-attention", "norms a self-attention's input and not the encoder's output in it"
-    elif cfg.admin_scheme == "keel" and cfg.no_cross_attention:
-        clash = "--no-cross-attention", "counts three sub-layers in a layer of a decoder next to an encoder"
-    if clash:
-        option, reason = clash
-        raise AdminError(
-            f"{option} was given with --admin-scheme {cfg.admin_scheme}, which {reason}. Leave one of the two out."
-        )
-
-
-def refuse_new_layers(args: Any, task: Any) -> None:
+def refuse_new_layers(args: Any, task: object) -> None:
     """Refuse options that do not work with new layers on a pre-trained encoder.
 
     Args:
@@ -112,9 +100,4 @@ def refuse_new_layers(args: Any, task: Any) -> None:
         raise AdminError(
             f"--more-layers is {args.more_layers} and --more-scheme {args.more_scheme}; expected both or neither. Give "
             f"--more-layers 24 and one of {', '.join(SCHEMES)}, or leave both out."
-        )
-    if args.more_scheme and args.more_scheme.startswith("t-fixup"):
-        raise AdminError(
-            f"--more-scheme {args.more_scheme} was given; its paper scales the embeddings too, which are pre-trained "
-            "here. Give dt-fixup, which is made for this."
         )

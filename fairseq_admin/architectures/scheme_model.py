@@ -14,13 +14,12 @@ from ..errors import AdminError
 from ..fast.model import speed_up
 from ..fast.plain import plain_layers
 from ..method import clinic, initial_weights, provenance
-from ..method.norms import shortcut_norms
-from ..method.profiling import inputs, profile
+from ..method.norms import set_omega_by_depth
+from ..method.profiling import profile
 from ..method.schemes import DEPTH_RULES, RULES, SCHEMES, layers_of, stacks_of
 from ..method.state_dict import prune, upgrade_stock_state
 from ..method.state_dict import scheme as scheme_of
 from ..monitor.monitor import Monitor
-from ..pytorch.omega import omega_from_depth
 from ..version import __version__
 from .divergence import ExplodedLoss, SkippedUpdates
 from .refusals import layers_to_keep
@@ -60,7 +59,11 @@ class SchemeModel(BaseFairseqModel):
     cfg: TransformerConfig
 
     def set_up_scheme(self, cfg: TransformerConfig) -> None:
-        """Draw the scheme's initial weights, and set ω if it follows from the depth."""
+        """Draw the scheme's initial weights, and set ω if it follows from the depth.
+
+        Args:
+            cfg: the model's options, as `nested` returns them.
+        """
         self.scheme = SCHEMES[cfg.admin_scheme]
         self._profiled = False
         self.register_state_dict_post_hook(_note_dictionaries)
@@ -81,9 +84,7 @@ class SchemeModel(BaseFairseqModel):
             self._record({"scheme": cfg.admin_scheme, "version": __version__})
         elif cfg.admin_init in DEPTH_RULES:
             for stack in stacks.values():
-                norms = shortcut_norms(stack)
-                for norm in norms:
-                    norm.set_omega(omega_from_depth(cfg.admin_init, len(norms)))
+                set_omega_by_depth(stack, cfg.admin_init)
             self._record({"rule": cfg.admin_init, "version": __version__})
         else:
             for stack in stacks.values():
@@ -128,18 +129,16 @@ class SchemeModel(BaseFairseqModel):
         """
         self.monitor.after_backward(self)
 
-    def before_forward(self, src_tokens: Tensor | None, prev_output_tokens: Tensor | None) -> None:
+    def before_forward(self, **words: Tensor) -> None:
         """Profile ω on the first batch in training mode, and measure the run if a measurement is due.
 
         Args:
-            src_tokens: source batch. Shape (B, T_source). None: the model has no encoder.
-            prev_output_tokens: decoder input. Shape (B, T_target). None: the model has no decoder.
+            words: the input of each stack, by side, the encoder's first. Shapes (B, T).
         """
         if self.training and not self.profiled:
             with plain_layers(self):
-                rule, tokens = self.cfg.admin_init, self.cfg.admin_profile_tokens
-                self._record(profile(self, src_tokens, prev_output_tokens, rule, tokens))
-        self.monitor.before_forward(self, inputs(src_tokens, prev_output_tokens))
+                self._record(profile(self, words, self.cfg.admin_init, self.cfg.admin_profile_tokens))
+        self.monitor.before_forward(self, words)
 
     def _refuse_other(self, state_dict: dict[str, Any]) -> None:
         """Refuse weights of another scheme, or with ω by another rule. Admin takes a stock Transformer's weights.
@@ -167,7 +166,12 @@ class SchemeModel(BaseFairseqModel):
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
         """Load weights as fairseq does. Admin also loads the authors' weights, and stock Post-LN weights with ω = 1.
 
-        If the options name layers to keep, the others are dropped, and `model_cfg` gets the new depth.
+        Args:
+            state_dict: the weights, which are renamed and completed in place.
+            strict: whether every name must match.
+            model_cfg: the options that the next checkpoint saves. If they name layers to keep, the other layers are
+                dropped, and `model_cfg` gets the new depth.
+            args: not used.
 
         Raises:
             AdminError: the weights have another depth, another scheme, another dictionary, or ω by another rule.

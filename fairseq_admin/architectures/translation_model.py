@@ -81,7 +81,7 @@ class TransformerAdminModel(SchemeModel, TransformerModelBase):
 
     def forward(self, src_tokens, src_lengths, prev_output_tokens, **kwargs):
         """Run as fairseq's Transformer; the first call in training mode profiles ω on its batch first."""
-        self.before_forward(src_tokens, prev_output_tokens)
+        self.before_forward(encoder=src_tokens, decoder=prev_output_tokens)
         kwargs.setdefault("return_all_hiddens", False)  # the encoder's: no decoder here reads them
         if self.aligned:
             kwargs.setdefault("alignment_layer", self.decoder.num_layers - 1)
@@ -93,15 +93,9 @@ register_presets(
     TransformerAdminModel,
     fill_sizes,
     transformer_admin_6l={},
-    transformer_admin_12l={"encoder_layers": 12, "decoder_layers": 12},
-    transformer_admin_18l={"encoder_layers": 18, "decoder_layers": 18},
+    transformer_admin_12l={"layers": 12},
+    transformer_admin_18l={"layers": 18},
     transformer_admin_60l_12l={"encoder_layers": 60, "decoder_layers": 12},
     transformer_admin_iwslt_de_en={"ffn_embed_dim": 1024, "attention_heads": 4},
-    transformer_admin_tiny={
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "embed_dim": 64,
-        "ffn_embed_dim": 128,
-        "attention_heads": 4,
-    },
+    transformer_admin_tiny={"layers": 2, "embed_dim": 64, "ffn_embed_dim": 128, "attention_heads": 4},
 )

@@ -46,10 +46,10 @@ def newest(folder: Path, last: int, by: str | None = None) -> list[Path]:
         AdminError: there are fewer.
     """
     numbered: dict[str, list[tuple[int, Path]]] = {kind: [] for kind in NUMBERED}
-    for path in folder.glob("*.pt"):
+    for name in os.listdir(folder):  # refused without the right to; a glob would find nothing
         for kind, pattern in NUMBERED.items():
-            if match := pattern.fullmatch(path.name):
-                numbered[kind].append((int(match[1]), path))
+            if match := pattern.fullmatch(name):
+                numbered[kind].append((int(match[1]), folder / name))
     kinds = [by] if by else list(NUMBERED)
     if not any(numbered[kind] for kind in kinds):
         names = " or ".join(f"{EXAMPLES[kind]} ({kind})" for kind in kinds)
@@ -86,15 +86,12 @@ def choose(inputs: Sequence[Path], last: int | None = None, by: str | None = Non
             f"{folders[0]} is a folder; either one run folder or files were expected. For several runs, name the files."
         )
     if folders:
-        names = os.listdir(folders[0])  # refused without the right to; a search by pattern would find nothing
-        in_recipes = not any(pattern.fullmatch(name) for name in names for pattern in NUMBERED.values())
-        save_dir = folders[0] / "checkpoints" if in_recipes and "checkpoints" in names else folders[0]
-        return newest(save_dir, LAST if last is None else last, by)
-    for option, value in (("--last", last), ("--by", by)):
-        if value is not None:
-            raise AdminError(
-                f"{option} chooses from a run folder, and {inputs[0]} is not one. Leave it out, or give a folder."
-            )
+        of_recipe = folders[0] / "checkpoints"
+        return newest(of_recipe if of_recipe.is_dir() else folders[0], last or LAST, by)
+    if last or by:
+        raise AdminError(
+            f"--last and --by choose from a run folder, and {inputs[0]} is not one. Leave them out, or give a folder."
+        )
     return list(inputs)
 
 

@@ -9,12 +9,9 @@ from typing import Any
 
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
-from fairseq.utils import eval_str_list
-from omegaconf import OmegaConf, ValidationError
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..architectures.config import nested
 from ..errors import AdminError, line
 from ..method.state_dict import LEGACY_KEYS
 from .checkpoint import STACKS, Checkpoint
@@ -61,28 +58,6 @@ def refuse_not_finite(name: str, key: str, tensor: Tensor) -> None:
         )
 
 
-def build(
-    checkpoint: Checkpoint, source: Dictionary | None = None, target: Dictionary | None = None
-) -> BaseFairseqModel:
-    """Build the model with its weights, float32, in evaluation mode.
-
-    Args:
-        checkpoint: its weights must be the model's.
-        source, target: its dictionaries. None: made-up words.
-
-    Raises:
-        AdminError: the architecture is unknown, the weights are not the model's, or the dictionaries are another
-            model's.
-    """
-    model = _unloaded(checkpoint, source, target)
-    try:
-        model.load_state_dict(dict(checkpoint.weights), strict=True, model_cfg=checkpoint.arguments)
-    except (AdminError, RuntimeError) as error:  # torch's RuntimeError: missing, unexpected or of another shape
-        reason = str(error).splitlines()[-1].strip()
-        raise AdminError(f"{checkpoint.name}: {reason} Give the file that fairseq-train saved.") from None
-    return model.eval()
-
-
 class _Undrawn(TorchFunctionMode):
     """A block that draws no initial weights. (The meta device would have torch import its compiler: one second.)"""
 
@@ -92,10 +67,22 @@ class _Undrawn(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _unloaded(
+def build(
     checkpoint: Checkpoint, source: Dictionary | None = None, target: Dictionary | None = None
 ) -> BaseFairseqModel:
-    """Build the model without its weights."""
+    """Build the model with its weights, float32, in evaluation mode.
+
+    Args:
+        checkpoint: its weights must be the model's.
+        source, target: its dictionaries. None: made-up words.
+
+    Returns:
+        The model.
+
+    Raises:
+        AdminError: the architecture is unknown, the weights are not the model's, or the dictionaries are another
+            model's.
+    """
     args = Namespace(**vars(checkpoint.arguments))  # building a model may write into its options
     args.admin_fast = "off"  # fast layers are for training; stock ones compute the same and do not probe the CPU
     args.checkpoint_activations = args.offload_activations = False  # also for training only
@@ -106,20 +93,21 @@ def _unloaded(
     longest = checkpoint.options.task.get("tokens_per_sample") or 512  # fairseq's default
     task = SimpleNamespace(source_dictionary=source, target_dictionary=target, max_positions=lambda: longest)
     try:
-        typed = nested(Namespace(**{name: value for name, value in vars(args).items() if value is not None}))
-        if isinstance(typed.adaptive_softmax_cutoff, str):  # the command line stores text
-            typed.adaptive_softmax_cutoff = eval_str_list(typed.adaptive_softmax_cutoff, type=int)
-        OmegaConf.structured(typed)  # checks the values against fairseq's types
         with _Undrawn():
-            return ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
+            model = ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
     except AdminError:
         raise
-    except Exception as error:  # fairseq checks little: a wrong value fails where it is first used
-        option = f"{error.full_key}: " if isinstance(error, ValidationError) else ""
+    except Exception as error:  # fairseq checks no option: a wrong value fails where it is first used
         raise AdminError(
-            f"{checkpoint.name}: no model can be built from its {origin} ({option}{line(error)}). Give the file that "
+            f"{checkpoint.name}: no model can be built from its {origin} ({line(error)}). Give the file that "
             "fairseq-train saved, and what it was trained with."
         ) from None
+    try:
+        model.load_state_dict(dict(checkpoint.weights), strict=True, model_cfg=checkpoint.arguments)
+    except (AdminError, RuntimeError) as error:  # torch's RuntimeError: missing, unexpected or of another shape
+        reason = str(error).splitlines()[-1].strip()
+        raise AdminError(f"{checkpoint.name}: {reason} Give the file that fairseq-train saved.") from None
+    return model.eval()
 
 
 def made_up_words(symbols: int) -> Dictionary:
@@ -127,6 +115,9 @@ def made_up_words(symbols: int) -> Dictionary:
 
     Args:
         symbols: their number, with fairseq's four special symbols.
+
+    Returns:
+        The dictionary.
     """
     words = Dictionary()
     for number in range(symbols - len(words)):

@@ -10,18 +10,17 @@ from argparse import Namespace
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 from torch import Tensor
 
 from .. import fingerprint
-from ..architectures.config import fill_masked, fill_sizes, flat_decoder
+from ..architectures.config import fill_masked, fill_sizes, flat_decoder, plain_options
 from ..errors import AdminError
 from ..method import provenance, state_dict
 from ..method.schemes import MODEL_SCHEMES, SCHEMES, Scheme
-from . import files, options
-from .options import Options
+from . import files
 
 OURS = ("transformer_admin", "transformer_lm_admin", "masked_lm_admin")
 """The models of this plugin."""
@@ -35,6 +34,14 @@ STACKS = {
 
 FOLD = "admin_fold"
 """Entry of a checkpoint's `extra_state` that marks a folded model."""
+
+
+class Options(NamedTuple):
+    """A checkpoint's options. Each part has its registered name under `_name`."""
+
+    model: dict[str, Any]
+    task: dict[str, Any]
+    criterion: dict[str, Any]
 
 
 class Checkpoint:
@@ -56,6 +63,9 @@ class Checkpoint:
 
         Args:
             path: the file.
+
+        Returns:
+            The checkpoint.
 
         Raises:
             AdminError: it is not a whole checkpoint.
@@ -96,13 +106,29 @@ class Checkpoint:
         return fingerprint.read_fingerprints(self.weights) or dict((earlier or {}).get(fingerprint.KEY) or {})
 
     def note_text(self, fingerprints: Mapping[str, str]) -> None:
-        """Add fingerprints to those of `text`."""
+        """Add fingerprints to those of `text`.
+
+        Args:
+            fingerprints: by stack or file name.
+        """
         self.state["model"] = fingerprint.with_fingerprints(self.weights, {**self.text, **fingerprints})
 
     @cached_property
     def options(self) -> Options:
-        """The options of its training, by `options.read_options`."""
-        return options.read_options(self.state, self.name)
+        """The options of its training, from fairseq's command line, from hydra, or from a version before 0.10.
+
+        Raises:
+            AdminError: the file has none.
+        """
+        if self.state.get("args") is not None:
+            flat = plain_options(self.state["args"])
+            return Options(*({**flat, "_name": flat.get(kind)} for kind in ("arch", "task", "criterion")))
+        if self.state.get("cfg") is None:
+            raise AdminError(
+                f"{self.name} has neither 'cfg' nor 'args', which give the model's sizes. Use the file that "
+                "fairseq-train saved."
+            )
+        return Options(*(plain_options(self.state["cfg"].get(kind)) for kind in Options._fields))
 
     @cached_property
     def kind(self) -> str | None:
@@ -168,7 +194,11 @@ class Checkpoint:
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
-        """V, the number of rows in the embedding of each stack. (An adaptive one has a matrix per band.)"""
+        """V, the number of rows in the embedding of each stack. (An adaptive one has a matrix per band.)
+
+        Raises:
+            AdminError: a stack has no embedding.
+        """
         weights = state_dict.strip_roberta_prefix(self.weights)
         sizes = {}
         for stack in self.stacks:
@@ -187,6 +217,9 @@ class Checkpoint:
 
         They describe the file: they name no file of embeddings, and after --encoder-layers-to-keep they count the
         layers that were kept.
+
+        Raises:
+            AdminError: this fairseq does not know the architecture.
         """
         args = Namespace(**{"_name": None, **self.options.model})
         if args._name not in ARCH_CONFIG_REGISTRY:

@@ -11,11 +11,11 @@ import contextlib
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 from fairseq import tasks
 from fairseq.models import BaseFairseqModel
+from fairseq.tasks import FairseqTask
 from torch import Tensor
 
 from .. import fingerprint
@@ -30,21 +30,23 @@ PAD, EOS, FIRST_WORD = 1, 2, 4
 """Indices in every fairseq dictionary: padding, end of sentence, first word."""
 
 
-class Batch(NamedTuple):
-    """Inputs of a translation model's forward. Shapes (B, T_source), (B,), (B, T_target)."""
-
-    src_tokens: Tensor
-    src_lengths: Tensor
-    prev_output_tokens: Tensor
+Batch = dict[str, Tensor]
+"""fairseq's `net_input`: src_tokens (B, T), src_lengths (B,), and prev_output_tokens (B, T) of a translation model."""
 
 
-class LanguageBatch(NamedTuple):
-    """Input of a language model's forward. Shape (B, T)."""
+def decoder_input(batch: Batch) -> Tensor:
+    """Find the decoder's input in a batch.
 
-    prev_output_tokens: Tensor
+    Args:
+        batch: of a translation or a language model.
+
+    Returns:
+        Shape (B, T).
+    """
+    return batch.get("prev_output_tokens", batch["src_tokens"])
 
 
-def random_batches(checkpoint: Checkpoint, batches: int = 3, sentences: int = 8, longest: int = 40) -> list[Any]:
+def random_batches(checkpoint: Checkpoint, batches: int = 3, sentences: int = 8, longest: int = 40) -> list[Batch]:
     """Draw sentences of random words and lengths, padded as fairseq pads. Models of one vocabulary get the same ones.
 
     Args:
@@ -54,7 +56,7 @@ def random_batches(checkpoint: Checkpoint, batches: int = 3, sentences: int = 8,
         longest: largest number of words in a sentence.
 
     Returns:
-        `Batch`es, or `LanguageBatch`es for a language model.
+        The batches.
     """
     generator = torch.Generator().manual_seed(1)
     longest = min(longest, *(max_positions(checkpoint, stack) for stack in checkpoint.stacks))
@@ -70,9 +72,9 @@ def random_batches(checkpoint: Checkpoint, batches: int = 3, sentences: int = 8,
         words[:, 0] = EOS
         return words.masked_fill_(places >= lengths, PAD)
 
-    def batch() -> Any:
-        sides = [side_of(stack) for stack in checkpoint.stacks]
-        return Batch(sides[0], sides[0].ne(PAD).sum(1), sides[1]) if len(sides) == 2 else LanguageBatch(sides[0])
+    def batch() -> Batch:
+        inputs = dict(zip(("src_tokens", "prev_output_tokens"), map(side_of, checkpoint.stacks)))
+        return {**inputs, "src_lengths": inputs["src_tokens"].ne(PAD).sum(1)}
 
     return [batch() for _ in range(batches)]
 
@@ -96,7 +98,7 @@ def reading(data: Path, lacking: str = "no data to check on") -> Iterator[None]:
         raise AdminError(f"{data}: {lacking} ({line(error)}). Give the folder fairseq-preprocess wrote.") from None
 
 
-def data_of(checkpoint: Checkpoint, data: Path, split: str) -> Any:
+def data_of(checkpoint: Checkpoint, data: Path, split: str) -> FairseqTask:
     """Set up the checkpoint's task over binarised data, and load a split.
 
     Args:
@@ -118,20 +120,12 @@ def data_of(checkpoint: Checkpoint, data: Path, split: str) -> Any:
         task.load_dataset(split)
     words_of = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
     for stack in checkpoint.stacks:
-        if len(words_of[stack]) != checkpoint.vocabulary[stack]:
-            raise AdminError(
-                f"{data}: the dictionary has {len(words_of[stack])} symbols and the model's {stack} "
-                f"{checkpoint.vocabulary[stack]}. Give the data the model was trained on."
-            )
-        if checkpoint.text.get(stack) not in (None, fingerprint.of_dictionary(words_of[stack])):
-            raise AdminError(
-                f"{data}: the dictionary of the {stack} is not the one that {checkpoint.name} was trained with. Give "
-                "the data the model was trained on."
-            )
+        size, expected = checkpoint.vocabulary[stack], checkpoint.text.get(stack)
+        fingerprint.refuse_other_dictionary(words_of[stack], data, size, expected)
     return task
 
 
-def real_batches(checkpoint: Checkpoint, data: Path, split: str = "valid", batches: int = 4) -> list[Any]:
+def real_batches(checkpoint: Checkpoint, data: Path, split: str = "valid", batches: int = 4) -> list[Batch]:
     """Load the first batches of a split.
 
     Args:
@@ -139,7 +133,7 @@ def real_batches(checkpoint: Checkpoint, data: Path, split: str = "valid", batch
         batches: their number, at most.
 
     Returns:
-        `Batch`es, or `LanguageBatch`es for a language model.
+        The batches.
 
     Raises:
         AdminError: see `data_of`.
@@ -152,13 +146,10 @@ def real_batches(checkpoint: Checkpoint, data: Path, split: str = "valid", batch
             max_positions=task.max_positions(),
             ignore_invalid_inputs=True,
         ).next_epoch_itr(shuffle=False)
-        inputs = [sample["net_input"] for _, sample in zip(range(batches), iterator)]
-    if len(checkpoint.stacks) == 1:
-        return [LanguageBatch(sample["src_tokens"]) for sample in inputs]
-    return [Batch(*(sample[name] for name in Batch._fields)) for sample in inputs]
+        return [sample["net_input"] for _, sample in zip(range(batches), iterator)]
 
 
-def log_probabilities(model: BaseFairseqModel, batches: Sequence[Any]) -> Iterator[Tensor]:
+def log_probabilities(model: BaseFairseqModel, batches: Sequence[Batch]) -> Iterator[Tensor]:
     """Compute log-probabilities at the target positions, without padding.
 
     Args:
@@ -170,8 +161,8 @@ def log_probabilities(model: BaseFairseqModel, batches: Sequence[Any]) -> Iterat
     """
     with torch.no_grad():
         for batch in progress("compare", batches, " batches"):
-            scores = model.get_normalized_probs(model(*batch), log_probs=True)
-            yield scores[batch.prev_output_tokens.ne(PAD)]
+            scores = model.get_normalized_probs(model(**batch), log_probs=True)
+            yield scores[decoder_input(batch).ne(PAD)]
 
 
 def verify(one: Checkpoint, other: Checkpoint, data: Path | None = None) -> tuple[float, int]:

@@ -17,9 +17,9 @@ import numpy
 import torch
 
 from .. import outputs
+from ..architectures.config import plain_options
 from ..errors import AdminError, line
 from ..method import clinic
-from .options import plain
 
 
 def allow_fairseq_globals() -> None:
@@ -95,7 +95,7 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise AdminError(f"{path}: a torch file, but not a fairseq checkpoint (it has no entry 'model'). {GIVE}")
     if clinic.rename(state["model"]):
-        state["args"] = argparse.Namespace(**{**plain(state.get("args")), **clinic.OPTIONS})
+        state["args"] = argparse.Namespace(**{**plain_options(state.get("args")), **clinic.OPTIONS})
     return state
 
 
@@ -115,7 +115,7 @@ def checksums(path: Path) -> tuple[int, ...]:
 
 
 @contextmanager
-def saved(state: Mapping[str, Any], path: Path) -> Iterator[Path]:
+def saved(state: Mapping[str, object], path: Path) -> Iterator[Path]:
     """A block around a new checkpoint, which replaces `path` if the block ends without an error.
 
     Args:

@@ -27,11 +27,12 @@ from torch import Tensor
 from .. import fingerprint
 from ..errors import AdminError
 from ..method import provenance
-from ..method.state_dict import LEGACY_KEYS, OMEGA_DELTA, OMEGA_INIT, layers
+from ..method.state_dict import LEGACY_KEYS, OMEGA_DELTA, OMEGA_INIT, layers, omega
 from ..pytorch import folding
 from ..version import __version__
 from .building import check_weights
 from .checkpoint import FOLD, Checkpoint
+from .equivalence import PAD
 from .stock import max_positions, stock_options
 
 READERS = {
@@ -40,9 +41,6 @@ READERS = {
     "final": ("fc1",),
 }
 """The modules of a branch that read its shortcut, by the first part of its norm's name."""
-
-PAD = 1
-"""Index of padding in every fairseq dictionary. Positions are numbered from the next index on."""
 
 WRITERS = ("self_attn.out_proj", "encoder_attn.out_proj", "fc2")
 """The last modules of a layer's branches."""
@@ -74,7 +72,8 @@ def fold_checkpoint(
     check_weights(checkpoint)
     _refuse_unfoldable(checkpoint)
     folded = fold_weights(checkpoint, min_omega or folding.SMALLEST, clamp=min_omega is not None)
-    first = [stack for stack in checkpoint.stacks if _embedding_scaled(folded, checkpoint.weights, stack)]
+    tables = {stack: f"{stack}.embed_tokens.weight" for stack in checkpoint.stacks}
+    first = [stack for stack, key in tables.items() if folded.get(key) is not checkpoint.weights.get(key)]
     changed: dict[str, Any] = {f"{stack}_learned_pos": True for stack in first}
     changed |= dict.fromkeys(("share_all_embeddings", "share_decoder_input_output_embed"), False) if first else {}
     changed |= dict(zip(("source_lang", "target_lang"), languages or ()))
@@ -122,7 +121,7 @@ def fold_weights(checkpoint: Checkpoint, smallest: float = folding.SMALLEST, cla
         Stock names and shapes. Folded tensors are float64; the others are the checkpoint's own.
 
     Raises:
-        AdminError: an ω is too small, or a stack's first ω is a vector and its embedding not a plain matrix.
+        AdminError: an ω is too small.
     """
     weights = checkpoint.weights
     scales = (OMEGA_INIT, OMEGA_DELTA, SHORTCUT_SCALE, BRANCH_SCALE)
@@ -141,13 +140,13 @@ def fold_weights(checkpoint: Checkpoint, smallest: float = folding.SMALLEST, cla
         if sublayer.norm_before is None and (sublayer.omega.eq(sublayer.omega[0]) & sublayer.omega.gt(0)).all():
             scale_output(f"{sublayer.layer}.self_attn.out_proj", 1 / sublayer.omega[:1])
             continue
-        omega = folding.divisible(sublayer.omega, where, smallest, clamp)
+        factor = folding.divisible(sublayer.omega, where, smallest, clamp)
         if sublayer.norm_before is None:
-            _scale_embedding(folded, checkpoint, sublayer.layer.partition(".")[0], omega)
+            _scale_embedding(folded, checkpoint, sublayer.layer.partition(".")[0], factor)
         else:
-            scale_output(sublayer.norm_before, omega)
+            scale_output(sublayer.norm_before, factor)
         for key in (f"{sublayer.layer}.{reader}.weight" for reader in sublayer.readers):
-            folded[key] = folding.scale(folded[key], 1 / omega, 1)
+            folded[key] = folding.scale(folded[key], 1 / factor, 1)
     for key, factor in weights.items():
         if key.endswith(BRANCH_SCALE):
             for writer in (key.replace(BRANCH_SCALE, f".{name}") for name in WRITERS):
@@ -159,21 +158,11 @@ def fold_weights(checkpoint: Checkpoint, smallest: float = folding.SMALLEST, cla
 def _scale_embedding(folded: dict[str, Tensor], checkpoint: Checkpoint, stack: str, omega: Tensor) -> None:
     """Multiply a stack's embedding by ω, shape (C,), in place: its words, and its positions as a table."""
     words, positions = (f"{stack}.embed_{part}.weight" for part in ("tokens", "positions"))
-    if words not in folded or folded[words].size(1) != omega.numel():
-        raise AdminError(
-            f"{checkpoint.name}: the first omega of the {stack} is not one positive number, and its embedding is "
-            "adaptive or of another width, which no fold reaches. Keep the model unfolded, with --user-dir."
-        )
     folded[words] = folded[words].double() * omega
     if not checkpoint.options.model.get("no_token_positional_embeddings"):
-        rows = max_positions(checkpoint, stack) + PAD + 1
+        rows = max_positions(checkpoint, stack) + PAD + 1  # positions are numbered from PAD + 1 on
         table = SinusoidalPositionalEmbedding.get_embedding(rows, omega.numel(), PAD)
         folded[positions] = folded.get(positions, table).double() * omega
-
-
-def _embedding_scaled(folded: Mapping[str, Tensor], weights: Mapping[str, Tensor], stack: str) -> bool:
-    words = f"{stack}.embed_tokens.weight"
-    return words in folded and folded[words] is not weights[words]
 
 
 class _Sublayer(NamedTuple):
@@ -193,14 +182,11 @@ def _scaled_sublayers(weights: Mapping[str, Tensor]) -> Iterator[_Sublayer]:
         for layer in (f"{stack}.layers.{number}" for number in range(layers(weights, stack))):
             for branch, readers in READERS.items():
                 norm = f"{layer}.{branch}_layer_norm"
-                omega = weights.get(norm + OMEGA_INIT, weights.get(layer + SHORTCUT_SCALE))
-                if omega is None or f"{norm}.weight" not in weights:
-                    continue
-                omega = omega.double()
-                if norm + OMEGA_DELTA in weights:
-                    omega = omega + weights[norm + OMEGA_DELTA].double()
-                yield _Sublayer(layer, norm, norm_before, readers, omega)
-                norm_before = norm
+                scale = omega(weights, norm)
+                scale = weights.get(layer + SHORTCUT_SCALE) if scale is None else scale
+                if scale is not None and f"{norm}.weight" in weights:
+                    yield _Sublayer(layer, norm, norm_before, readers, scale.double())
+                    norm_before = norm
 
 
 def _in_float32(weights: Mapping[str, Tensor]) -> OrderedDict[str, Tensor]:

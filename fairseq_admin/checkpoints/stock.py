@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
 
 from fairseq.models import ARCH_CONFIG_REGISTRY
 
@@ -31,13 +30,16 @@ def max_positions(checkpoint: Checkpoint, stack: str) -> int:
     Args:
         checkpoint: of any model.
         stack: "encoder" or "decoder".
+
+    Returns:
+        Their number, without the offset for padding.
     """
     side = {"encoder": "source", "decoder": "target"}[stack]
     options = checkpoint.options
     return options.model.get(f"max_{side}_positions") or options.task.get("tokens_per_sample") or 1024
 
 
-def stock_options(checkpoint: Checkpoint, **changed: Any) -> OrderedDict[str, Any]:
+def stock_options(checkpoint: Checkpoint, **changed: object) -> OrderedDict[str, object]:
     """Make the entry `args` of a stock checkpoint with the sizes of a checkpoint's model.
 
     Args:
@@ -67,7 +69,7 @@ def stock_options(checkpoint: Checkpoint, **changed: Any) -> OrderedDict[str, An
     return attributes(vars(args))
 
 
-def attributes(flat: Mapping[str, Any]) -> OrderedDict[str, Any]:
+def attributes(flat: Mapping[str, object]) -> OrderedDict[str, object]:
     """Make a mapping whose entries are attributes too.
 
     fairseq and CTranslate2 read a checkpoint's `args` as an argparse.Namespace. torch's safe loader (the default since
@@ -79,6 +81,6 @@ def attributes(flat: Mapping[str, Any]) -> OrderedDict[str, Any]:
     Returns:
         The mapping, sorted by name.
     """
-    result: OrderedDict[str, Any] = OrderedDict(sorted(flat.items()))
+    result: OrderedDict[str, object] = OrderedDict(sorted(flat.items()))
     result.__dict__.update(flat)
     return result

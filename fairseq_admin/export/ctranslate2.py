@@ -105,12 +105,12 @@ def compare(model: Exportable, folder: Path) -> Checked:
     for scores, batch in zip(log_probabilities(build(model.original), tests), tests):
         source, target = (
             [[words[unit] for unit in units.tolist()] for units in sentences(tokens)]
-            for words, tokens in ((model.source, batch.src_tokens), (model.target, batch.prev_output_tokens))
+            for words, tokens in ((model.source, batch["src_tokens"]), (model.target, batch["prev_output_tokens"]))
         )
         results = translator.score_batch(source, target, max_input_length=0)
         computed = torch.tensor([score for result in results for score in result.log_probs])
         # CTranslate2 adds the end of each target itself.
-        targets = [torch.cat([units, units.new_tensor([EOS])]) for units in sentences(batch.prev_output_tokens)]
+        targets = [torch.cat([units, units.new_tensor([EOS])]) for units in sentences(batch["prev_output_tokens"])]
         expected = scores.gather(1, torch.cat(targets).unsqueeze(1)).squeeze(1)
         differences.append((computed - expected).abs())
     every = torch.cat(differences)

@@ -109,6 +109,9 @@ def batches(model: Exportable) -> list[Batch]:
 
     Args:
         model: the model to export.
+
+    Returns:
+        The batches.
     """
     folder = model.files[f"dict.{model.languages[1]}.txt"].parent
     batches = random_batches(model.original)

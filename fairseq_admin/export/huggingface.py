@@ -8,11 +8,9 @@ from __future__ import annotations
 import shutil
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 import torch
 from fairseq.utils import convert_padding_direction
-from torch import Tensor
 
 from .. import outputs
 from ..checkpoints.building import build
@@ -163,20 +161,12 @@ def compare(model: Exportable, folder: Path) -> tuple[float, int]:
     differences, positions = [], 0
     for expected, batch in zip(log_probabilities(build(model.original), tests), tests):
         # fairseq pads sources on the left, most users of transformers on the right.
-        for tokens in (batch.src_tokens, convert_padding_direction(batch.src_tokens, PAD, left_to_right=True)):
-            computed = _log_probabilities(fsmt, tokens, batch.prev_output_tokens)
+        source, target = batch["src_tokens"], batch["prev_output_tokens"]
+        for tokens in (source, convert_padding_direction(source, PAD, left_to_right=True)):
+            mask = tokens.ne(PAD).long()
+            with torch.no_grad():
+                output = fsmt(input_ids=tokens, attention_mask=mask, decoder_input_ids=target, use_cache=False)
+            computed = output.logits.log_softmax(-1)[target.ne(PAD)]
             differences.append((computed - expected).abs().max())
             positions += len(expected)
     return torch.stack(differences).max().item(), positions
-
-
-@torch.no_grad()
-def _log_probabilities(fsmt: Any, tokens: Tensor, prev_output_tokens: Tensor) -> Tensor:
-    """Log-probabilities as `equivalence.log_probabilities` yields them. Shape (positions, V)."""
-    logits = fsmt(
-        input_ids=tokens,
-        attention_mask=tokens.ne(PAD).long(),
-        decoder_input_ids=prev_output_tokens,
-        use_cache=False,
-    ).logits
-    return logits.log_softmax(-1)[prev_output_tokens.ne(PAD)]

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .schemes import Layer, attentions_of
+from .schemes import Layer, attentions_of, change_first
 
 
 def _norm_query(attention: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -31,13 +31,15 @@ def _norm_input(linear: Any, inputs: tuple[Tensor]) -> tuple[Tensor]:
 
 def _norm_output(last: Any, inputs: Any, output: Any) -> Any:
     """Hook after a branch's last module."""
-    if isinstance(output, Tensor):
-        return last.output_norm(output)
-    return last.output_norm(output[0]), *output[1:]
+    return change_first(output, last.output_norm)
 
 
 def norm_inputs(layer: Layer) -> None:
-    """Give every branch of a new layer a norm of its input, in place."""
+    """Give every branch of a new layer a norm of its input, in place.
+
+    Args:
+        layer: one of fairseq's layers.
+    """
     for attention in attentions_of(layer):
         attention.input_norm = nn.LayerNorm(layer.embed_dim)
         attention.register_forward_pre_hook(_norm_query, with_kwargs=True)
@@ -46,7 +48,11 @@ def norm_inputs(layer: Layer) -> None:
 
 
 def norm_outputs(layer: Layer) -> None:
-    """Give every branch of a new layer a norm of its output, in place."""
+    """Give every branch of a new layer a norm of its output, in place.
+
+    Args:
+        layer: one of fairseq's layers.
+    """
     for last in (*attentions_of(layer), layer.fc2):
         last.output_norm = nn.LayerNorm(layer.embed_dim)
         last.register_forward_hook(_norm_output)

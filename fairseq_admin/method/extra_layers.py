@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from fairseq.data import Dictionary
 from torch import Tensor, nn
 
 from ..errors import AdminError
-from ..pytorch.omega import omega_from_depth
 from ..version import __version__
 from . import initial_weights, provenance
-from .norms import shortcut_norms
+from .norms import set_omega_by_depth, shortcut_norms
 from .profiling import from_first_rank, observe
 from .schemes import DEPTH_RULES, SCHEMES, Options
 from .stacks import AdminEncoder
@@ -42,7 +42,7 @@ class MoreLayers(AdminEncoder):
         dictionary: the encoder's.
     """
 
-    def __init__(self, cfg: Options, dictionary: Any) -> None:
+    def __init__(self, cfg: Options, dictionary: Dictionary) -> None:
         super().__init__(cfg, dictionary, nn.Embedding(1, cfg.encoder.embed_dim, padding_idx=0))
         self.padding_idx = dictionary.pad()
         del self.embed_tokens
@@ -52,12 +52,16 @@ class MoreLayers(AdminEncoder):
         self.by_norm = cfg.admin_scheme == "dt-fixup"
         self.measured = self.by_norm or (self.scheme.omega and cfg.admin_init not in DEPTH_RULES)
         if not self.measured:
-            norms = shortcut_norms(self) if self.scheme.omega else []
-            for norm in norms:
-                norm.set_omega(omega_from_depth(cfg.admin_init, len(norms)))
-            self.record({"rule": cfg.admin_init} if norms else {})
+            if self.scheme.omega:
+                set_omega_by_depth(self, cfg.admin_init)
+            self.record({"rule": cfg.admin_init} if self.scheme.omega else {})
 
-    def record(self, measured: dict[str, Any]) -> None:
+    def record(self, measured: dict[str, object]) -> None:
+        """Store the record of the scheme and of the measurement in the state dict.
+
+        Args:
+            measured: the entries besides scheme and version.
+        """
         record = {"scheme": self.cfg.admin_scheme, **measured, "version": __version__}
         getattr(self, provenance.KEY).copy_(provenance.encode(record))
 
@@ -101,20 +105,6 @@ def largest_norm(encode: Callable[[Tensor], Tensor], batches: Iterable[Tensor], 
     return torch.stack([torch.linalg.vector_norm(output, dim=-1).max() for output in outputs]).max()[None]
 
 
-def measured_omega(more: MoreLayers, tokens: Tensor, features: Tensor) -> Tensor:
-    """Set ω of the new layers by --admin-init on one batch. Returns it, shape (S,).
-
-    Args:
-        more: the new layers, in evaluation mode.
-        tokens: one batch. Shape (B, T).
-        features: the encoder's output. Shape (B, T, C).
-    """
-    with contextlib.ExitStack() as undo:
-        measured = observe(more, more.cfg.admin_init, tokens, undo)
-        more.extend(tokens, features)
-    return measured.omega()
-
-
 def set_up(more: MoreLayers, encode: Callable[[Tensor], Tensor], batches: Iterable[Tensor], sentences: int) -> None:
     """Measure, then set ω or scale the weights, the same on all data-parallel ranks, and record the measurement.
 
@@ -134,7 +124,10 @@ def set_up(more: MoreLayers, encode: Callable[[Tensor], Tensor], batches: Iterab
             measured = largest_norm(encode, batches, more.padding_idx)
         else:
             tokens = next(iter(batches))
-            sentences, measured = len(tokens), measured_omega(more, tokens, encode(tokens))
+            with contextlib.ExitStack() as undo:
+                stack = observe(more, more.cfg.admin_init, tokens, undo)
+                more.extend(tokens, encode(tokens))
+            sentences, measured = len(tokens), stack.omega()
     measured = from_first_rank(measured)
     if not torch.isfinite(measured).all():
         raise AdminError(

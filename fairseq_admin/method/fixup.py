@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .schemes import Layer, attentions_of, linears_of
+from .schemes import Layer, attentions_of, change_first, linears_of
 
 
 class Shift(nn.Module):
@@ -37,7 +37,14 @@ class Shift(nn.Module):
         self.multiplier = nn.Parameter(torch.ones(1)) if multiplier else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape."""
+        """Shift and scale x.
+
+        Args:
+            x: any shape.
+
+        Returns:
+            The same shape and type.
+        """
         x = x + self.bias.to(x.dtype)
         return x if self.multiplier is None else x * self.multiplier.to(x.dtype)
 
@@ -50,9 +57,11 @@ def _shift_output(linear: Any, inputs: Any, x: Tensor) -> Tensor:
 def _end_branch(last: Any, inputs: Any, output: Any) -> Any:
     """Hook on a branch's last module, an attention or fc2: the bias before its linear layer, then the multiplier."""
     linear = last if isinstance(last, nn.Linear) else last.out_proj
-    x = output if isinstance(output, Tensor) else output[0]
-    x = (x + (last.input_bias * linear.weight.sum(1)).to(x.dtype)) * last.branch_multiplier.to(x.dtype)
-    return x if isinstance(output, Tensor) else (x, *output[1:])
+
+    def change(x: Tensor) -> Tensor:
+        return (x + (last.input_bias * linear.weight.sum(1)).to(x.dtype)) * last.branch_multiplier.to(x.dtype)
+
+    return change_first(output, change)
 
 
 def _drop_bias(linear: nn.Linear) -> None:

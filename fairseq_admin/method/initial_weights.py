@@ -41,6 +41,9 @@ def deepnorm_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
     Args:
         encoder_layers: N; 0 for a decoder alone.
         decoder_layers: M; 0 for an encoder alone.
+
+    Returns:
+        The encoder's and the decoder's gain.
     """
     if not (encoder_layers and decoder_layers):
         return ((8 * (encoder_layers + decoder_layers)) ** (-1 / 4),) * 2
@@ -58,7 +61,18 @@ def t_fixup_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
     Args:
         encoder_layers: N; 0 for a decoder alone.
         decoder_layers: M.
+
+    Returns:
+        The encoder's and the decoder's gain.
+
+    Raises:
+        AdminError: M is 0.
     """
+    if not decoder_layers:
+        raise AdminError(
+            "T-Fixup was given for an encoder alone, for which its paper has no gain; expected a decoder too. Give "
+            "another scheme (fixup, for one without norms)."
+        )
     if not encoder_layers:
         return ((9 * decoder_layers) ** (-1 / 4),) * 2
     return 0.67 * encoder_layers ** (-1 / 4), (9 * decoder_layers) ** (-1 / 4)
@@ -173,18 +187,10 @@ def looklinear_weights(stacks: Stacks) -> None:
         [V, -V] relu([W, -W] x) = V (relu(Wx) - relu(-Wx)) = V W x
 
     Balduzzi et al. 2017, looks-linear initialisation. W and V are Xavier-uniform and biases 0, as in the code of Liu et
-    al. 2020. It also holds for gelu and swish.
-
-    Raises:
-        AdminError: a feed-forward layer's width is odd.
+    al. 2020. It also holds for gelu and swish. The width must be even.
     """
     for layer, *_ in _layers(stacks):
         width = layer.fc1.out_features
-        if width % 2:
-            raise AdminError(
-                f"a feed-forward layer is {width} wide; looklinear mirrors one half in the other and needs an even "
-                "--encoder-ffn-embed-dim and --decoder-ffn-embed-dim."
-            )
         for linear in (layer.fc1, layer.fc2):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
@@ -250,7 +256,7 @@ def draw(scheme: str, stacks: Stacks) -> None:
         stacks: the encoder, the decoder or both.
 
     Raises:
-        AdminError: looklinear's feed-forward layers have an odd width.
+        AdminError: T-Fixup was given for an encoder alone.
     """
     if scheme in WEIGHTS:
         WEIGHTS[scheme](stacks)

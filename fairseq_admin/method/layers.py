@@ -50,7 +50,8 @@ def ffn_law(cfg: Options) -> str | None:
     Returns:
         One of FFN_LAWS. None: the scheme draws them.
     """
-    return SCHEMES[cfg.admin_scheme].ffn_law(cfg.admin_ffn_init)
+    law = SCHEMES[cfg.admin_scheme].ffn
+    return law and (cfg.admin_ffn_init or law)
 
 
 class _SchemeLayer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..pytorch.omega import omega_from_depth
 from .schemes import Stack, layers_of, norms_of
 
 
@@ -51,7 +52,14 @@ class ShortcutNorm(nn.LayerNorm):
         return self.omega_init if self.omega_delta is None else self.omega_init + self.omega_delta
 
     def forward(self, branch_and_shortcut: tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]
-        """Shapes: branch and shortcut (T, B, C), output (T, B, C)."""
+        """Add the scaled shortcut to the branch, and normalise the sum.
+
+        Args:
+            branch_and_shortcut: f and x. Shapes (T, B, C), or (B·T, C) in a fast layer.
+
+        Returns:
+            The same shape.
+        """
         branch, shortcut = branch_and_shortcut
         # Under autocast the branch is half and the shortcut, a norm's output, is float: the sum is float, as in stock.
         return super().forward(shortcut * self.omega.to(shortcut.dtype) + branch)
@@ -69,6 +77,18 @@ def shortcut_norms(stack: Stack) -> list[ShortcutNorm]:
     return [getattr(layer, name) for layer in layers_of(stack) for name in norms_of(layer)]
 
 
+def set_omega_by_depth(stack: Stack, rule: str) -> None:
+    """Set every ω of a stack from its depth, in place.
+
+    Args:
+        stack: an encoder or a decoder of Admin.
+        rule: one of DEPTH_RULES.
+    """
+    norms = shortcut_norms(stack)
+    for norm in norms:
+        norm.set_omega(omega_from_depth(rule, len(norms)))
+
+
 class BottomNorm(nn.LayerNorm):
     """LN(x + the layer's input), the last norm of a layer with a bottom-to-top connection (Takase et al. 2022).
 
@@ -78,6 +98,13 @@ class BottomNorm(nn.LayerNorm):
     bottom: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (T, B, C)."""
+        """Add the layer's input, and normalise the sum.
+
+        Args:
+            x: the sum of shortcut and branch. Shape (T, B, C).
+
+        Returns:
+            Shape (T, B, C).
+        """
         assert self.bottom is not None, "called outside its layer"
         return super().forward(x + self.bottom)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import torch
 from fairseq.distributed import utils as distributed_utils
@@ -61,24 +60,12 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def inputs(src_tokens: Tensor | None, prev_output_tokens: Tensor | None) -> dict[str, Tensor]:
-    """The input of each stack of a model, by side, in forward order.
-
-    Args:
-        src_tokens: source batch. Shape (B, T_source). None: the model has no encoder.
-        prev_output_tokens: decoder input. Shape (B, T_target). None: the model has no decoder.
-    """
-    sides = {"encoder": src_tokens, "decoder": prev_output_tokens}
-    return {side: tokens for side, tokens in sides.items() if tokens is not None}
-
-
-def measure(model: BaseFairseqModel, src_tokens: Tensor | None, prev_output_tokens: Tensor | None, rule: str) -> Tensor:
+def measure(model: BaseFairseqModel, words: Mapping[str, Tensor], rule: str) -> Tensor:
     """Run a batch once and set every ω by the rule.
 
     Args:
         model: an encoder-decoder, an encoder or a decoder of ShortcutNorms, in training mode.
-        src_tokens: source batch. Shape (B, T_source). None: the model has no encoder.
-        prev_output_tokens: decoder input. Shape (B, T_target). None: the model has no decoder.
+        words: the input of each stack, by side, the encoder's first. Shapes (B, T).
         rule: "reference" or "paper".
 
     Returns:
@@ -86,11 +73,10 @@ def measure(model: BaseFairseqModel, src_tokens: Tensor | None, prev_output_toke
     """
     stacks = stacks_of(model)
     with _undisturbed(model), contextlib.ExitStack() as undo:
-        words = inputs(src_tokens, prev_output_tokens)
         measures = [observe(stacks[side], rule, tokens, undo) for side, tokens in words.items()]
-        encoder_out = stacks["encoder"](src_tokens) if "encoder" in stacks else None
-        if "decoder" in stacks:
-            stacks["decoder"](prev_output_tokens, encoder_out=encoder_out, features_only=True)
+        encoder_out = stacks["encoder"](words["encoder"]) if "encoder" in words else None
+        if "decoder" in words:
+            stacks["decoder"](words["decoder"], encoder_out=encoder_out, features_only=True)
         return torch.cat([measured.omega() for measured in measures])
 
 
@@ -108,13 +94,11 @@ def from_first_rank(omega: Tensor) -> Tensor:
     return omega
 
 
-def profile(
-    model: BaseFairseqModel, src_tokens: Tensor | None, prev_output_tokens: Tensor | None, rule: str, tokens: int
-) -> dict[str, Any]:
+def profile(model: BaseFairseqModel, words: Mapping[str, Tensor], rule: str, tokens: int) -> dict[str, object]:
     """Fill every ω of a model from one training batch, the same on all data-parallel ranks.
 
     Args:
-        model, src_tokens, prev_output_tokens, rule: as for `measure`.
+        model, words, rule: as for `measure`.
         tokens: budget of padded tokens on the longer side; the pass takes the batch's first sentences that fit.
 
     Returns:
@@ -124,18 +108,17 @@ def profile(
         AdminError: a variance is not a finite number.
     """
     start = time.perf_counter()
-    batch, stacks = inputs(src_tokens, prev_output_tokens), stacks_of(model)
-    norms = {side: shortcut_norms(stacks[side]) for side in batch}
-    labels = {"encoder": "source", "decoder": "target"} if len(batch) > 1 else dict.fromkeys(batch, "")
+    stacks = stacks_of(model)
+    norms = {side: shortcut_norms(stacks[side]) for side in words}
+    labels = {"encoder": "source", "decoder": "target"} if len(words) > 1 else dict.fromkeys(words, "")
 
     def attempt(sentences: int) -> Tensor:
-        src, prev = (None if side is None else side[:sentences] for side in (src_tokens, prev_output_tokens))
-        return measure(model, src, prev, rule)
+        return measure(model, {side: batch[:sentences] for side, batch in words.items()}, rule)
 
-    widths, sentences = [words.size(1) for words in batch.values()], len(next(iter(batch.values())))
-    fitting = min(sentences, max(1, tokens // max(widths)))
+    sizes = [batch.shape for batch in words.values()]
+    fitting = min(sizes[0][0], max(1, tokens // max(longest for _, longest in sizes)))
     _, sentences, summary = profile_stacks(norms, attempt, fitting, from_first_rank)
-    counts = {labels[side]: int(batch[side][:sentences].ne(stacks[side].padding_idx).sum()) for side in batch}
+    counts = {labels[side]: int(words[side][:sentences].ne(stacks[side].padding_idx).sum()) for side in words}
     logger.info(
         "Admin: profiled by rule %s on %s tokens in %.2f s: %s",
         rule,

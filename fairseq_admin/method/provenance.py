@@ -23,7 +23,7 @@ KEY = "admin_provenance"
 LENGTH = 256
 
 
-def encode(record: dict[str, Any]) -> Tensor:
+def encode(record: dict[str, object]) -> Tensor:
     """Store a record in a tensor.
 
     Args:

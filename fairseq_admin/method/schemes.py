@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 SIDES = ("encoder", "decoder")
 PerStack = tuple[float, float]
@@ -103,17 +103,6 @@ class Scheme(NamedTuple):
     new_layers_only: bool = False
     """Whether it is only for new layers on a pre-trained encoder (deeper_model.py)."""
 
-    def ffn_law(self, option: str | None) -> str | None:
-        """The law that the feed-forward weights start with.
-
-        Args:
-            option: the value of --admin-ffn-init.
-
-        Returns:
-            One of FFN_LAWS; None: the scheme draws them itself.
-        """
-        return self.ffn and (option or self.ffn)
-
     @property
     def stock_layers(self) -> bool:
         """Whether fairseq's own layers compute the scheme; its state dict is then a stock Transformer's."""
@@ -138,6 +127,9 @@ def deepnorm_scales(encoder_layers: int, decoder_layers: int) -> PerStack:
     Args:
         encoder_layers: N; 0 for a decoder alone.
         decoder_layers: M; 0 for an encoder alone.
+
+    Returns:
+        The encoder's and the decoder's a.
     """
     if not (encoder_layers and decoder_layers):
         return ((2 * (encoder_layers + decoder_layers)) ** (1 / 4),) * 2
@@ -150,11 +142,14 @@ def keel_scales(encoder_layers: int, decoder_layers: int) -> PerStack:
     Args:
         encoder_layers: N; 0 for a decoder alone.
         decoder_layers: M; 0 for an encoder alone.
+
+    Returns:
+        The encoder's and the decoder's a.
     """
     return 2.0 * encoder_layers, (3.0 if encoder_layers else 2.0) * decoder_layers
 
 
-def stacks_of(model: Any) -> dict[str, Any]:
+def stacks_of(model: nn.Module) -> dict[str, Any]:
     """The encoder and the decoder of a model, by side. RoBERTa's encoder holds its stack next to a head.
 
     Args:
@@ -168,27 +163,64 @@ def stacks_of(model: Any) -> dict[str, Any]:
 
 
 def layers_of(stack: Stack) -> tuple[Any, ...]:
-    """The layers of a stack, in order. (Iterating over a LayerDropModuleList would skip some.)
+    """Find the layers of a stack. (Iterating over a LayerDropModuleList would skip some.)
 
     Args:
         stack: an encoder or a decoder.
+
+    Returns:
+        The layers, in forward order.
     """
     return tuple(stack.layers.children())
 
 
 def norms_of(layer: Layer) -> list[str]:
-    """The attribute names of a layer's norms, one per sub-layer, in forward order."""
+    """Find the norms of a layer, one per sub-layer.
+
+    Args:
+        layer: one of fairseq's layers.
+
+    Returns:
+        Their attribute names, in forward order.
+    """
     return [name for name in SUBLAYER_NORMS if getattr(layer, name, None) is not None]
 
 
 def attentions_of(layer: Layer) -> tuple[Any, ...]:
-    """A layer's self-attention and, in a decoder, its encoder-attention."""
+    """Find the attentions of a layer.
+
+    Args:
+        layer: one of fairseq's layers.
+
+    Returns:
+        The self-attention and, in a decoder, the encoder-attention.
+    """
     both = layer.self_attn, getattr(layer, "encoder_attn", None)
     return tuple(attention for attention in both if attention is not None)
 
 
+def change_first(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Change a module's output in a hook.
+
+    Args:
+        output: a tensor, or a tuple that begins with it, as an attention's or a decoder layer's.
+        change: computes the new tensor.
+
+    Returns:
+        The new tensor, or the tuple with the new tensor in front.
+    """
+    return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
+
+
 def linears_of(layer: Layer) -> tuple[nn.Linear, ...]:
-    """Every linear layer of a layer: those of its attentions, then fc1 and fc2."""
+    """Find the linear layers of a layer.
+
+    Args:
+        layer: one of fairseq's layers.
+
+    Returns:
+        Those of its attentions, then fc1 and fc2.
+    """
     attentions = [(each.q_proj, each.k_proj, each.v_proj, each.out_proj) for each in attentions_of(layer)]
     return (*(linear for linears in attentions for linear in linears), layer.fc1, layer.fc2)
 

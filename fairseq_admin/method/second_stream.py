@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .schemes import change_first
+
 
 def unpack(states: Tensor, channels: int) -> tuple[Tensor, Tensor]:
     """Split a layer's input into x and d.
@@ -38,9 +40,7 @@ def pack(output: Any, d: Tensor) -> Any:
     Returns:
         The output with [x, d] in place of x. Shape (T, B, 2C).
     """
-    if isinstance(output, tuple):
-        return torch.cat((output[0], d), -1), *output[1:]
-    return torch.cat((output, d), -1)
+    return change_first(output, lambda x: torch.cat((x, d), -1))
 
 
 class SecondNorm(nn.LayerNorm):
@@ -54,6 +54,13 @@ class SecondNorm(nn.LayerNorm):
         super().__init__(channels, eps=1e-7)  # the authors'
 
     def forward(self, states: Tensor) -> Tensor:
-        """Shapes: (T, B, 2C) to (T, B, C)."""
+        """Join both streams.
+
+        Args:
+            states: x and d. Shape (T, B, 2C).
+
+        Returns:
+            Shape (T, B, C).
+        """
         x, d = unpack(states, self.normalized_shape[0])
         return x + super().forward(d)

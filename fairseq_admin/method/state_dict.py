@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,6 +65,9 @@ def layers(state: Mapping[str, Tensor], stack: str) -> int:
     Args:
         state: a state dict.
         stack: "encoder", "decoder" or "more".
+
+    Returns:
+        Their number; 0 if there is no such stack.
     """
     return len({key.split(".")[2] for key in strip_roberta_prefix(state) if key.startswith(f"{stack}.layers.")})
 
@@ -79,24 +81,16 @@ def prune(state: MutableMapping[str, Tensor], stack: str, kept: Sequence[int]) -
     fairseq's own pruning drops every layer of the encoder if only the decoder is pruned, and the other way round.
 
     Args:
-        state: the state dict about to be loaded. If it has as many layers as are kept, it was pruned before, and stays
-            as it is.
+        state: the state dict about to be loaded. It stays as it is if it was pruned before (it has as many layers as
+            are kept), or lacks one of these layers (`upgrade_stock_state` refuses its depth).
         stack: "encoder" or "decoder".
         kept: numbers of the layers to keep, from 0.
-
-    Raises:
-        AdminError: there is no such layer.
     """
     layer = re.compile(rf"({stack}\.(?:sentence_encoder\.)?layers\.)(\d+)(\..+)")
     matches = {key: match for key in state if (match := layer.fullmatch(key))}
     numbers = {int(match[2]) for match in matches.values()}
-    if len(numbers) == len(kept):
+    if len(numbers) == len(kept) or not numbers.issuperset(kept):
         return
-    if not numbers.issuperset(kept):
-        raise AdminError(
-            f"--{stack}-layers-to-keep is {','.join(map(str, kept))} and the checkpoint's {stack} has {len(numbers)} "
-            f"layers. Expected numbers from 0 to {len(numbers) - 1}."
-        )
     tensors = {key: state.pop(key) for key in matches}
     for new, old in enumerate(sorted(kept)):
         for key, match in matches.items():
@@ -148,8 +142,20 @@ def upgrade_stock_state(
     state[provenance.KEY] = provenance.encode({"rule": "stock checkpoint, omega = 1"})
 
 
-FORWARD = ("encoder", "more", "decoder")
-"""The stacks in forward order; `more` is the new layers on a pre-trained encoder."""
+def omega(state: Mapping[str, Tensor], norm: str) -> Tensor | None:
+    """ω of one sub-layer in a state dict.
+
+    Args:
+        state: a model's state dict.
+        norm: the name of the sub-layer's norm, such as encoder.layers.0.final_layer_norm.
+
+    Returns:
+        ω as the forward uses it, float64. Shape (C,). None: the norm has no ω.
+    """
+    if norm + OMEGA_INIT not in state:
+        return None
+    profiled, delta = state[norm + OMEGA_INIT].double(), state.get(norm + OMEGA_DELTA)
+    return profiled if delta is None else profiled + delta.double()
 
 
 def omegas(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -159,21 +165,12 @@ def omegas(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         state: a model's state dict.
 
     Returns:
-        {"encoder": {"layers.0.self_attn": ω, ...}, "decoder": ...}, in forward order, new layers under "more". Each ω
-        has shape (C,), float64. Empty if the model has no ω.
+        {"encoder": {"layers.0.self_attn": ω, ...}, "decoder": ...}, new layers under "more", in the state dict's order,
+        which is the forward's. Each ω has shape (C,), float64. Empty if the model has no ω.
     """
     stacks: dict[str, dict[str, Tensor]] = {}
     state = strip_roberta_prefix(state)
-    for key, tensor in state.items():
-        if key.endswith(OMEGA_INIT):
-            norm = key[: -len(OMEGA_INIT)]
-            stack, name = norm.split(".", 1)
-            delta = state.get(norm + OMEGA_DELTA)
-            omega = tensor.double() if delta is None else tensor.double() + delta.double()
-            stacks.setdefault(stack, {})[name.replace("_layer_norm", "").replace("final", "ffn")] = omega
-    return {stack: dict(sorted(stacks[stack].items(), key=_forward_order)) for stack in FORWARD if stack in stacks}
-
-
-def _forward_order(item: Any) -> tuple:
-    _, layer, sublayer = item[0].split(".")
-    return int(layer), ("self_attn", "encoder_attn", "ffn").index(sublayer)
+    for norm in [key.removesuffix(OMEGA_INIT) for key in state if key.endswith(OMEGA_INIT)]:
+        stack, name = norm.replace("_layer_norm", "").replace("final", "ffn").split(".", 1)
+        stacks.setdefault(stack, {})[name] = omega(state, norm)  # type: ignore[assignment]
+    return stacks

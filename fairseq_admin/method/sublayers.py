@@ -44,16 +44,18 @@ class Sublayer:
     """A third summand: the layer's input, in the last sub-layer of a B2T layer. Shape (T, B, C)."""
     output: Tensor
     """Shape (T, B, C)."""
-    find_real: Callable[[], Tensor]
-    """Computes `real` at its first use."""
-
-    @property
-    def real(self) -> Tensor:
-        """Indices in T·B of the positions that are not padding. Shape (R,), int64."""
-        return self.find_real()
+    real: Tensor
+    """Indices in T·B of the positions that are not padding. Shape (R,), int64."""
 
     def rows(self, x: Tensor) -> Tensor:
-        """Select those positions. Shape (T, B, C), or (B·T, C) of a fast layer, to (R, C)."""
+        """Select the real positions.
+
+        Args:
+            x: shape (T, B, C), or (B·T, C) in a fast layer.
+
+        Returns:
+            Shape (R, C).
+        """
         return x.flatten(0, -2).index_select(0, self.real)
 
     @property
@@ -84,7 +86,7 @@ def _scales(layer: Layer, norm: nn.Module) -> tuple[Tensor | float, Tensor | flo
 def watch(
     stack: Stack,
     tokens: Tensor,
-    see: Callable[[Sublayer], Any],
+    see: Callable[[Sublayer], object],
     undo: contextlib.ExitStack,
     branches: Iterable[Tensor] | None = None,
 ) -> None:
@@ -110,11 +112,17 @@ def watch(
         return real_positions(tokens, stack.padding_idx, getattr(stack, "batch_first", False))
 
     for number, layer in enumerate(layers_of(stack)):
-        _watch_layer(layer, partial(Sublayer, layer=number, find_real=find_real), see, replacements)
+        _watch_layer(layer, partial(Sublayer, layer=number), find_real, see, replacements)
         undo.callback(vars(layer).pop, "residual_connection", None)
 
 
-def _watch_layer(layer: Any, make: Callable[..., Sublayer], see: Callable[[Sublayer], Any], branches: Any) -> None:
+def _watch_layer(
+    layer: Any,
+    make: Callable[..., Sublayer],
+    find_real: Callable[[], Tensor],
+    see: Callable[[Sublayer], object],
+    branches: Iterator[Tensor] | None,
+) -> None:
     names = norms_of(layer)
     coming = iter(names)
     add = layer.residual_connection
@@ -136,6 +144,7 @@ def _watch_layer(layer: Any, make: Callable[..., Sublayer], see: Callable[[Subla
             norm=norm if after else None,
             bottom=norm.bottom if isinstance(norm, BottomNorm) else None,
             output=shortcut if after else total,
+            real=find_real(),
         )
         see(sublayer)
         return total

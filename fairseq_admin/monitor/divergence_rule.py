@@ -29,7 +29,11 @@ class Level:
         """For a share: the number of measurements in a row without the sign."""
 
     def take(self, value: float) -> None:
-        """Add a measurement."""
+        """Add a measurement.
+
+        Args:
+            value: a finite number.
+        """
         self.count += 1
         self.slow += max(SLOW, 1 / self.count) * (value - self.slow)
         self.fast += max(FAST, 1 / self.count) * (value - self.fast)

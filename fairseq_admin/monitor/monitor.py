@@ -32,7 +32,7 @@ PRIORITY = 600
 """Place of the values in fairseq's log: after the gradient's norm, before the times."""
 
 
-def gradient_norms(model: Any) -> dict[str, Tensor]:
+def gradient_norms(model: nn.Module) -> dict[str, Tensor]:
     """The norms of the gradients: of all weights ("model"), and of the layers of each stack.
 
     They are in fairseq's current units: summed over tokens, and times the loss scale.
@@ -90,7 +90,12 @@ class StackProbe:
             self.shares.append(own_share(sublayer))
 
     def values(self) -> dict[str, Tensor]:
-        """Statistics over the stack's sub-layers by name, scalars on the model's device."""
+        """Compute statistics over the stack's sub-layers.
+
+        Returns:
+            Scalars by name, on the model's device: the smallest, mean and largest ω; the mean and largest β; the mean
+            variance of a branch. Empty if nothing was measured.
+        """
         values: dict[str, Tensor] = {}
         if self.omegas:
             omegas = torch.stack([*self.omegas.values()])
@@ -151,7 +156,7 @@ class Monitor:
         for name, value in self.shown.items():
             metrics.log_scalar(name, value, weight=0, priority=PRIORITY)
 
-    def before_forward(self, model: Any, inputs: dict[str, Tensor]) -> None:
+    def before_forward(self, model: nn.Module, inputs: dict[str, Tensor]) -> None:
         """Call before every forward.
 
         Args:
@@ -164,8 +169,12 @@ class Monitor:
             stacks = stacks_of(model)
             self.probes = {side: StackProbe(stacks[side], tokens, self.thorough) for side, tokens in inputs.items()}
 
-    def after_backward(self, model: Any) -> None:
-        """Call after the last backward of an update, before the gradients are clipped."""
+    def after_backward(self, model: nn.Module) -> None:
+        """Call after the last backward of an update, before the gradients are clipped.
+
+        Args:
+            model: the model in training, with its gradients.
+        """
         self.ended = True
         self._stop_watching()
         if self.probes and self.thorough:

@@ -45,8 +45,7 @@ def read_log(folder: Path) -> logs.Log | None:
         AdminError: it is not a folder, has several logs, or one without losses.
     """
     if not folder.is_dir():
-        what = "is a file" if folder.exists() else "no such folder"
-        raise AdminError(f"{folder}: {what}; a run's folder was expected: a recipe's, or fairseq-train's --save-dir.")
+        raise AdminError(f"{folder} is not a folder; a run's was expected: a recipe's, or fairseq-train's --save-dir.")
     paths = [folder / "train.log"]
     if not paths[0].exists():
         paths = sorted({*folder.glob("*.log"), *folder.glob("*log.txt")})
@@ -64,20 +63,15 @@ def read_log(folder: Path) -> logs.Log | None:
     return log
 
 
-def no_log(folder: Path) -> str:
-    """The message for a run without a log."""
-    return (
-        f"{folder} has no log: found no train.log; expected the output of fairseq-train. Train with --log-format json "
-        f"and 2>&1 | tee {folder}/train.log, or copy the log there."
-    )
-
-
 def draw(runs: Mapping[str, logs.Log], looks: Mapping[str, dict[str, Any]]) -> figure.Figure:
     """Draw the perplexities of several runs: a panel for training, a panel for validation.
 
     Args:
         runs: their logs, by name.
         looks: matplotlib's options for the lines of each run, the same in both panels.
+
+    Returns:
+        The figure.
     """
     drawn, panels = figure.panels(2, sharey=True)
     for axes, (part, title) in zip(panels, {"train": "training", "valid": "validation"}.items()):

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from .. import logs
 from ..analysis import omega
+from ..architectures.config import plain_options
 from ..checkpoints import averaging
 from ..checkpoints.checkpoint import OURS, STACKS, Checkpoint
 from ..checkpoints.fold import FOLDABLE
-from ..checkpoints.options import plain
 from ..errors import AdminError, line
 from ..method import state_dict
 from ..method.schemes import SCHEMES
@@ -90,10 +90,14 @@ class Run:
     def missing(self) -> dict[str, str]:
         """For every missing part, a line that says how to make it."""
         checkpoint = self.checkpoint or "CHECKPOINT"
+        no_log = (
+            f"{self.folder} has no log: found no train.log; expected the output of fairseq-train. Train with "
+            f"--log-format json and 2>&1 | tee {self.folder}/train.log, or copy the log there."
+        )
         no_omega = f"{self.model['title']} has no ω." if self.model else f"{self.folder} has no checkpoint."
         fold = f"fairseq-admin fold {checkpoint} -o model.pt --data DATA | tee {self.folder}/fold.txt"
         parts: dict[str, tuple[Any, str]] = {
-            "curves": (self.log, curves.no_log(self.folder)),
+            "curves": (self.log, no_log),
             "scores": (self.score, f"{self.folder} has no score.json, which a recipe writes."),
             "translations": (self.samples, f"{self.folder} has no translations in run.json, which a recipe writes."),
             "omega": (self.omega, no_omega),
@@ -206,7 +210,7 @@ def _options(checkpoint: Checkpoint) -> dict[str, str]:
     args, cfg = checkpoint.state.get("args"), checkpoint.state.get("cfg") or {}
     options = {}
     for section, names in SECTIONS.items():
-        config = vars(args) if args is not None else plain(cfg.get(section))
+        config = vars(args) if args is not None else plain_options(cfg.get(section))
         for name in names:
             option = NAMED.get(section, section) if name == "_name" else name
             value = config.get(option if args is not None and name == "_name" else name)
@@ -221,17 +225,14 @@ def _json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file; empty if the file is missing.
 
     Raises:
-        AdminError: the file is not a JSON object.
+        AdminError: the file is not JSON.
     """
     if not path.exists():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         message = line(error)
         raise AdminError(
             f"{path}: cannot be read ({message}); expected JSON. Make it again, or move it away."
         ) from None
-    if not isinstance(content, dict):
-        raise AdminError(f"{path}: found a {type(content).__name__}, expected a JSON object. Make it again.")
-    return content

@@ -57,6 +57,9 @@ def results(runs: Sequence[Any]) -> list[Row]:
 
     Args:
         runs: with `log` and `score`.
+
+    Returns:
+        The rows.
     """
     return _rows(runs, RESULTS)
 
@@ -66,6 +69,9 @@ def losses(runs: Sequence[Any]) -> list[Row]:
 
     Args:
         runs: with `log`.
+
+    Returns:
+        The rows.
     """
     curves = [run.log.valid if run.log else {} for run in runs]
     updates = sorted(set().union(*curves))
@@ -77,7 +83,14 @@ def losses(runs: Sequence[Any]) -> list[Row]:
 
 
 def glance(runs: Sequence[Any]) -> list[Row]:
-    """The model of each run, and its progress."""
+    """The model of each run, and its progress.
+
+    Args:
+        runs: the report's.
+
+    Returns:
+        The rows.
+    """
 
     def lowest(run: Any, place: int) -> Any:
         finite = [(bits, update) for update, bits in (run.log.valid if run.log else {}).items() if math.isfinite(bits)]
@@ -103,6 +116,9 @@ def scores(runs: Sequence[Any]) -> list[Row]:
 
     Args:
         runs: the report's.
+
+    Returns:
+        The rows.
     """
     facts = {title: _of_score(key) for title, (key, _) in SCORES.items()}
     rows = _rows(runs, {**facts, "perplexity": _of_score("perplexity")})
@@ -115,6 +131,9 @@ def notes(runs: Sequence[Any]) -> list[str]:
 
     Args:
         runs: the report's.
+
+    Returns:
+        The notes, each once.
     """
     computed = [f"{title}: {run.score[key]}" for run in runs for title, (_, key) in SCORES.items() if key in run.score]
     papers = [(run.about.get("paper") or {}).get("source") for run in runs]
@@ -126,6 +145,9 @@ def origin(runs: Sequence[Any]) -> list[Row]:
 
     Args:
         runs: the report's.
+
+    Returns:
+        The rows.
     """
 
     def hardware(run: Any) -> str:
@@ -145,6 +167,9 @@ def options(runs: Sequence[Any]) -> list[Row]:
 
     Args:
         runs: the report's.
+
+    Returns:
+        The rows.
     """
     names = dict.fromkeys(name for run in runs for name in run.options)
     rows = [Row(name, [run.options.get(name, "") for run in runs]) for name in names]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,21 +54,10 @@ def binarised(name: str) -> Path:
         name: the text's folder, or its `bin`.
 
     Returns:
-        The one with data. Without data: `bin` if it exists, otherwise the named folder.
+        The one with data. Without data: the named folder.
     """
     text = Path(name)
-    without_data = text / "bin" if (text / "bin").is_dir() else text
-    return next((folder for folder in folders(text) if any(folder.glob("*.idx"))), without_data)
-
-
-def files_in(places: Iterable[Path]) -> list[Path]:
-    """List the files of a model's text: merges, settings, dictionaries, binarised data.
-
-    Args:
-        places: the folders to look in.
-    """
-    patterns = (CODES, FILE, "dict.*.txt", "*.*-*.*.idx", "*.*-*.*.bin")
-    return [path for place in places for pattern in patterns for path in place.glob(pattern)]
+    return next((folder for folder in folders(text) if any(folder.glob("*.idx"))), text)
 
 
 class Assets:
@@ -110,7 +99,10 @@ class Assets:
         path = self.codes if name == CODES else None
         path = path or next((folder / name for folder in self.folders if (folder / name).is_file()), None)
         if path and name in self.expected and self.expected[name] not in _fingerprints(path, name):
-            raise self._foreign(path)
+            raise AdminError(
+                f"{path} is another model's: {self.model} was trained with a {path.name} of other content. Give the "
+                "folder of the model's own as --data."
+            )
         return path
 
     def need(self, name: str, instead: str = "") -> Path:
@@ -134,18 +126,21 @@ class Assets:
             )
         return path
 
-    def files(self) -> list[Path]:
-        """List every file that may be read: the model's and the text's."""
-        model = list(self.model.iterdir()) if self.model.is_dir() else [self.model]
-        return [*model, *([self.codes] if self.codes else []), *files_in(self.folders)]
-
     def fingerprints(self) -> dict[str, str]:
-        """Fingerprints of the merges and the settings, if these files are there."""
+        """Compute the fingerprints of the merges and the settings.
+
+        Returns:
+            By file name; a missing file is left out.
+        """
         paths = {name: self.find(name) for name in (CODES, FILE)}
         return {name: _fingerprints(path, name)[0] for name, path in paths.items() if path}
 
     def text(self) -> Text | None:
-        """The settings in text.json; None if it is missing."""
+        """Read the settings in text.json.
+
+        Returns:
+            The settings. None: the file is missing.
+        """
         path = self.find(FILE)
         return Text.read(path) if path else None
 
@@ -227,17 +222,8 @@ class Assets:
             raise AdminError(
                 f"{path} is not a dictionary of fairseq's ({line(error)}). Give the model's own."
             ) from None
-        if len(words) != size:
-            raise AdminError(f"{path} has {len(words)} symbols and the model {size}. Give the model's own dictionary.")
-        if self.expected.get(stack) not in (None, fingerprint.of_dictionary(words)):
-            raise self._foreign(path)
+        fingerprint.refuse_other_dictionary(words, path, size, self.expected.get(stack))
         return words
-
-    def _foreign(self, path: Path) -> AdminError:
-        return AdminError(
-            f"{path} is another model's: {self.model} was trained with a {path.name} of other content. Give the folder "
-            "of the model's own as --data."
-        )
 
 
 def _fingerprints(path: Path, name: str) -> list[str]:

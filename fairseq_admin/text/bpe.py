@@ -55,6 +55,9 @@ def in_pieces(units: Iterable[str]) -> bool:
 
     Args:
         units: of a dictionary.
+
+    Returns:
+        Whether a unit ends in "@@".
     """
     return any(unit.endswith("@@") for unit in units)
 
@@ -64,6 +67,9 @@ def remove_bpe(units: str) -> str:
 
     Args:
         units: of one line, as `BPE.apply` returns them.
+
+    Returns:
+        Tokens with one space between them.
     """
     return f"{units} ".replace("@@ ", "").rstrip()
 

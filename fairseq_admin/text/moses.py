@@ -126,6 +126,9 @@ def lower(tokens: str) -> str:
 
     Args:
         tokens: with spaces between them.
+
+    Returns:
+        The tokens.
     """
     return tokens.replace("\u03a3", "\u03c3").lower()
 

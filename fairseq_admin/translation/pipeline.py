@@ -39,12 +39,13 @@ class Pipeline(NamedTuple):
             kind: "raw", "tokens" or "units": the kind of text and translation.
             device: "cpu" or "cuda"; None: CUDA if it is there.
 
+        Returns:
+            The pipeline.
+
         Raises:
             AdminError: a file is missing or broken.
         """
         translator = _engine(model)(model, assets, device)
-        if translator.longest < 1:
-            raise AdminError(f"{model} has {translator.longest + 1} positions; 2 are needed to translate one unit.")
         text = Text.read(assets.need(FILE, ", or tokens with --tokenised")) if kind == "raw" else None
         bpe = None
         if kind != "units" and (translator.in_pieces or assets.find(CODES)):

@@ -67,7 +67,7 @@ def commands_of(trial: Trial, folder: Path) -> Iterator[tuple[str, str]]:
     """
     precisions = PRECISIONS[trial.DEVICE]
     names = ["ceilings"]
-    names += [f"{method}-{precision}" for precision in precisions for method in ("fast", "compiled", "stock-adamw")]
+    names += [f"{method}-{precision}" for precision in precisions for method in ("graph", "fast", "stock-adamw")]
     names.append(f"captured-{precisions[-1]}")
     names += [f"{method}-{precision}" for method in ("stock", "plain") for precision in precisions]
     names += ["bert-stock", "bert-attached", "bert-compiled"]
