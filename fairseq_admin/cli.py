@@ -52,7 +52,7 @@ def _fold(parser: argparse.ArgumentParser) -> None:
 
 
 def _text(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how text is prepared, if the files next to the model do not say it."""
+    """Add the options for facts about the text that the files next to the model may lack."""
     parser.add_argument("--data", type=Path, help="folder with the files that are not next to the model")
     parser.add_argument("-s", "--source-lang", metavar="CODE", help="language of the text, if no file names it")
     parser.add_argument("-t", "--target-lang", metavar="CODE", help="language of the translation, if no file names it")

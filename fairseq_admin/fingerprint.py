@@ -14,8 +14,8 @@ from typing import Any
 from .errors import AdminError
 
 KEY = "admin_text"
-"""The entry for fingerprints in a state dict's metadata, which torch keeps next to the weights: of the dictionaries of
-the stacks, "encoder" and "decoder", and of files by name, "codes" and "text.json"."""
+"""Entry of a state dict's metadata, which torch keeps next to the weights. It holds fingerprints of the dictionaries by
+stack, "encoder" and "decoder", and of files by name, "codes" and "text.json"."""
 
 
 def of_bytes(content: bytes) -> str:
@@ -77,7 +77,7 @@ def read_fingerprints(state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def with_fingerprints(state: Mapping[str, Any], fingerprints: Mapping[str, str]) -> OrderedDict[str, Any]:
-    """Copy a state dict, with the same tensors and these fingerprints in place of its own.
+    """Copy a state dict with the same tensors, and replace its fingerprints.
 
     Args:
         state: a state dict.

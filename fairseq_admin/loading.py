@@ -20,7 +20,7 @@ PATIENCE = 5.0
 
 @atexit.register
 def end() -> None:
-    """End all such threads after their current batch. Leave a thread that needs longer than PATIENCE."""
+    """End all such threads after their current batch. Give up after PATIENCE."""
     until = time.monotonic() + PATIENCE
     for thread in threading.enumerate():
         if isinstance(thread, BackgroundConsumer):

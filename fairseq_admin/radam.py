@@ -159,7 +159,7 @@ class RAdam(Optimizer):
     def supports_step_with_scale(self) -> bool:
         """Whether a step takes the scale of its gradients: only for half parameters, which are divided in float32.
 
-        fairseq's wrapper of float32 copies (--bf16) would not set its factor back after such a step.
+        fairseq's wrapper of float32 copies (--bf16) would not reset its factor after such a step.
         """
         return self.param_groups[0]["params"][0].dtype != torch.float32
 
@@ -231,7 +231,7 @@ class RAdam(Optimizer):
         return self.chunks_by_group[number][1]
 
     def _chunk(self, params: list[Tensor], step: Tensor, block: Tensor | None) -> Chunk:
-        """Make a chunk of parameters with this number of steps, and the state of those without."""
+        """Make a chunk of parameters with this number of steps. Parameters without a state get one."""
         states = [self.state[p] for p in params]
         for p, state in zip(params, states):
             if not state:

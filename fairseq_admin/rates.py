@@ -70,8 +70,8 @@ class ByGroup(FairseqOptimizer):
     This handle holds the shares, because under --amp fairseq loads a checkpoint into torch's optimizer directly.
 
     Under --amp torch's GradScaler unscales the gradients of torch's optimizer, so that fairseq can clip them, and then
-    steps this handle. It would take the handle for a second optimizer and divide the gradients by the loss scale again.
-    `_step_supports_amp_scaling` prevents that; the scaler then only sets `found_inf` for the step: nonzero if a
+    steps this handle. It would mistake the handle for a second optimizer, and divide the gradients by the loss scale
+    twice. `_step_supports_amp_scaling` prevents that; the scaler then only sets `found_inf` for the step: nonzero if a
     gradient overflowed.
     """
 

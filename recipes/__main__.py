@@ -57,7 +57,7 @@ Task = tuple[bool, Callable[[], list[str]], Callable[[], None]]
 
 def grid_task(recipe: Recipe) -> Task:
     from recipes import slurm
-    from recipes.grid import front  # with scipy
+    from recipes.grid import front  # imports scipy
 
     grid = front.of(recipe)
     work = partial(front.work, grid)
@@ -76,7 +76,7 @@ def model_task(recipe: Recipe, goal: str) -> Task:
 
     def work() -> None:
         if goal == "preflight":
-            from recipes.preflight import page  # with torch
+            from recipes.preflight import page  # imports torch
 
             page(pipeline)
         elif submits:
@@ -123,7 +123,8 @@ def main() -> None:
         print("\n".join(status.lines(args.words)))
         return
     name, goal = parse_target(args.target)
-    values = recipes.collect(name, args.words, args.options)
+    file, _ = recipes.files()[name]
+    values = recipes.collect(name, args.words, file.names, args.options, file.aliases)
     if args.help:
         print("\n".join(recipes.help_lines(name, values)))
         return

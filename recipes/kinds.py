@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -24,10 +24,7 @@ from fairseq_admin.method.schemes import MODEL_SCHEMES, SCHEMES
 from recipes.settings import Data, Folder, Maybe, Options, Pair, Rule, Scheme, Settings, Share, Tokenising, Training
 
 T = TypeVar("T")
-if TYPE_CHECKING:
-    NewLayers = str
-else:
-    NewLayers = Literal[tuple(name for name in SCHEMES if not name.startswith("t-fixup"))]
+NewLayers: TypeAlias = Literal[tuple(name for name in SCHEMES if name[:2] != "t-")]  # type: ignore[valid-type]
 
 
 def _below(limit: float, expected: str) -> AfterValidator:

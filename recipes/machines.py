@@ -41,7 +41,6 @@ class Machines:
     nodes: int
     node: int
     """number of this machine, from 0"""
-    master: str
     max_tokens: int
     update_freq: int
     smaller_batch: int = 0
@@ -61,14 +60,14 @@ class Machines:
     def world(self) -> int:
         return self.nodes * (1 if self.cpu else self.gpus)
 
-    def rendezvous_options(self) -> list[str]:
+    def rendezvous_options(self, master: str) -> list[str]:
         """fairseq's options for the number of processes and the address where they meet.
 
         Without them, fairseq would read both from the variables of a Slurm job or of torchrun.
         """
         options = ["--distributed-world-size", str(self.world)]
         if self.nodes > 1:
-            options += ["--distributed-init-method", f"tcp://{self.master}"]
+            options += ["--distributed-init-method", f"tcp://{master}"]
             options += ["--distributed-rank", str(self.node * self.gpus)]
             return [*options, *(ON_CPUS if self.cpu else [])]
         if not self.cpu and self.gpus > 1:
@@ -104,7 +103,7 @@ def plan(settings: Training) -> Machines:
             f"see only those: CUDA_VISIBLE_DEVICES={','.join(gpu.index for gpu in visible[:devices])}"
         )
     rank = int(os.environ.get("SLURM_NODEID", 0)) if s.NODE_RANK is None and s.NODES > 1 else s.NODE_RANK or 0
-    where = (cpu, devices, s.NODES, rank, s.MASTER)
+    where = (cpu, devices, s.NODES, rank)
     if s.TOKENS is None:
         if s.MAX_TOKENS is None:
             raise ValueError("MAX_TOKENS= is missing; expected the tokens of a batch.")

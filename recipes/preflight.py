@@ -123,7 +123,7 @@ def page(run: Pipeline) -> None:
     if faults:
         print("not timed: the recipe's device is not here")
     elif m.nodes > 1:
-        print("not timed: the run is of several nodes")
+        print("not timed: the run has several nodes")
     elif not prepared:
         print("not timed: the text is not prepared yet")
     else:

@@ -19,9 +19,8 @@ from pydantic import BaseModel
 
 from recipes.jobs import Needs
 from recipes.kinds import KINDS
-from recipes.settings import Machine, Settings, Training
+from recipes.settings import Machine, Settings, Training, described, validated
 from recipes.steps import gpus
-from recipes.validation import described, validated
 
 log = logging.getLogger(__name__)
 HERE = Path(__file__).parent
@@ -176,40 +175,44 @@ def files() -> dict[str, tuple[File, str]]:
     return targets
 
 
-def collect(target: str, words: list[str], options: Sequence[str] = ()) -> dict[str, str]:
+def collect(
+    target: str, words: list[str], names: list[str], options: Sequence[str] = (), aliases: dict[str, str] | None = None
+) -> dict[str, str]:
     """The user's values for the settings of a target, from the command line and the environment.
 
     make puts the values of its command line into the environment, and their names into MAKEFLAGS.
 
     Args:
         words: NAME=VALUE.
+        names: the settings of the target.
         options: options of fairseq-train. If an option is the alias of a setting, its value is the setting's; all
             others are added to TRAIN_ARGS.
+        aliases: names of settings by their aliases.
 
     Raises:
         ValueError: a word is not NAME=VALUE, or `options` does not begin with an option.
     """
-    file, _ = files()[target]
+    aliases = aliases or {}
     if wrong := next((word for word in words if not re.match(r"[A-Z]\w*=", word)), None):
         raise ValueError(f"{wrong}: expected NAME=VALUE, a setting of {target}. See make help TARGET={target}.")
     if options and not options[0].startswith("--"):
         raise ValueError(f"{options[0]} after --: expected an option of fairseq-train, as in -- --dropout 0.2.")
     _, _, after = os.environ.get("MAKEFLAGS", "").partition("-- ")
     on_line = {word.partition("=")[0] for word in re.split(r"(?<!\\)\s+", after) if "=" in word} - MAKEFILE_VARIABLES
-    values = {name: os.environ[name] for name in [*file.names, *on_line] if name in os.environ}
+    values = {name: os.environ[name] for name in [*names, *on_line] if name in os.environ}
     from_words = dict(word.split("=", 1) for word in words)
     quiet = on_line | from_words.keys() | Machine.model_fields.keys() - {"RUNS"}
     if inherited := [f"{name}={value}" for name, value in values.items() if name not in quiet]:
         log.info("From the environment: %s.", " ".join(inherited))
     parser = argparse.ArgumentParser("--", argparse.SUPPRESS, add_help=False, allow_abbrev=False)
-    for alias in file.aliases:
+    for alias in aliases:
         if alias.startswith("--"):
             parser.add_argument(alias, dest=alias)
     aliased, others = parser.parse_known_args(options)
     values |= from_words | {alias: value for alias, value in vars(aliased).items() if value is not None}
     if others:
         values["TRAIN_ARGS"] = f"{values.get('TRAIN_ARGS', '')} {shlex.join(others)}".strip()
-    return {file.aliases.get(name, name): value for name, value in values.items()}
+    return {aliases.get(name, name): value for name, value in values.items()}
 
 
 def read(target: str, user_values: dict[str, str]) -> Recipe:

@@ -1,4 +1,4 @@
-"""The settings of the recipes: their names, types, meanings, and checks of which values go together.
+"""The settings of the recipes: their names, types, meanings, checks of which values go together, errors and help.
 
 This module has the settings of every target, and of recipes that train one model; kinds.py adds those of each kind. A
 recipe's YAML file has only the values that differ from the defaults. A user's NAME=VALUE overrides the preset's value,
@@ -10,8 +10,9 @@ An alias is a second name of a setting: an option of fairseq-train, or the setti
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -23,12 +24,14 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ValidationError,
     model_validator,
 )
 
 from fairseq_admin.method.schemes import MODEL_SCHEMES, RULES, SCHEMES
 
 T = TypeVar("T")
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def _folder(path: str) -> str:
@@ -53,12 +56,8 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Folder = Annotated[str, AfterValidator(_folder)]
 Data = Annotated[Folder, AfterValidator(_there)]
 Pair = Annotated[str, Field(pattern=r"^\w+-\w+$")]
-if TYPE_CHECKING:
-    Scheme = str
-    Rule = str
-else:
-    Scheme = Literal[MODEL_SCHEMES]
-    Rule = Literal[RULES]
+Scheme: TypeAlias = Literal[MODEL_SCHEMES]  # type: ignore[valid-type]
+Rule: TypeAlias = Literal[RULES]  # type: ignore[valid-type]
 Tokenising = Literal["lowercase", "normalise", "aggressive_dashes", "escape", "perl"]
 
 
@@ -79,7 +78,7 @@ class Machine(BaseModel):
     GOMP_SPINCOUNT: str | None = None
     """how long they spin"""
     GLIBC_TUNABLES: str = "glibc.malloc.hugetlb=1"
-    """memory in pages of 2 MB, where Linux has glibc 2.35 or newer"""
+    """memory in pages of 2 MB, on Linux with glibc 2.35 or newer"""
     CUDA_VISIBLE_DEVICES: str | None = None
     """GPUs that may be used"""
 
@@ -216,3 +215,42 @@ class Training(Settings):
     def rule(self) -> str:
         """The rule that sets omega; empty for a scheme without omega."""
         return self.INIT if SCHEMES[self.METHOD].omega else ""
+
+
+# -- errors and help ------------------------------------------------------------------------------------------------
+
+
+def validated(model: type[Model], values: dict[str, Any]) -> Model:
+    """The model of these values.
+
+    Raises:
+        ValueError: a value is invalid, or some values contradict each other; the message has one line.
+    """
+    try:
+        return model(**values)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        message = fault["msg"].removeprefix("Value error, ")
+        if not fault["loc"]:
+            raise ValueError(message) from None
+        name = str(fault["loc"][0])
+        if fault["type"] == "extra_forbidden":
+            raise ValueError(f"{name} is unknown; expected one of {', '.join(model.model_fields)}.") from None
+        meaning = " ".join((model.model_fields[name].description or "").split())
+        if fault["type"] == "missing":
+            raise ValueError(f"{name}= is missing; expected {meaning}.") from None
+        expected = f"expected {message}" if fault["type"] == "value_error" else message[0].lower() + message[1:]
+        value = values.get(name, fault["input"])
+        raise ValueError(f"{name}={value} is invalid: {expected}{f' ({meaning})' if meaning else ''}.") from None
+
+
+def described(model: type[BaseModel], names: Iterable[str], values: dict[str, Any]) -> Iterator[str]:
+    """A line for each of the named fields: name, value (or else the default), meaning, choices."""
+    schemas = model.model_json_schema(by_alias=False)["properties"]
+    for name in names:
+        schema = schemas[name]
+        value = values.get(name, schema.get("default"))
+        shown = "" if value in (None, "", [], {}) else f"={' '.join(map(str, value)) if type(value) is list else value}"
+        choices = " ".join(schema.get("enum") or schema.get("items", {}).get("enum") or ()).strip()
+        meaning = filter(None, [" ".join(schema.get("description", "").split()), choices])
+        yield f"{name}{shown}: {'; one of: '.join(meaning)}"

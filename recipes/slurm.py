@@ -28,11 +28,10 @@ from pydantic import BaseModel, PositiveFloat, PositiveInt
 
 from recipes.jobs import SCRIPT, Job, Needs
 from recipes.recipe import Recipe
-from recipes.settings import Settings
+from recipes.settings import Settings, validated
 from recipes.steps.common import INTERRUPTED, write_lines
 from recipes.steps.guard import locked
 from recipes.training import Pipeline
-from recipes.validation import validated
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 20

@@ -62,7 +62,7 @@ def compare(folder: Path, languages: Iterable[str], pairs: Mapping[str, str], bl
     if blobs and not others:
         log.info("%s: the published text, byte for byte.", folder)
     elif others and all(name.startswith("bpe/") for name in others):
-        message = "%s: the published words, in which BPE merged pairs that come equally often in another order: %s."
+        message = "%s: the published words; BPE merged pairs of equal frequency in another order: %s."
         log.info(message, folder, ", ".join(others))
     elif others:
         log.info("%s: not the published text, by git's blob ids: %s.", folder, ", ".join(others))
@@ -150,12 +150,12 @@ class Text:
             yield from (self._extraction(name, text, language) for language in (self.source, self.target))
 
     def _generate(self, name: str) -> None:
-        from recipes.demo import generate_corpus  # with Babel
+        from recipes.demo import generate_corpus  # imports Babel
 
         generate_corpus.write(name, (self.source, self.target), self.raw / name, self.settings.PAIRS)
 
     def _fetch(self, path: Path, archives: list[str]) -> None:
-        from recipes.steps.download import download  # with requests
+        from recipes.steps.download import download  # imports requests
 
         download(path, Path(self.settings.TABLE), self.settings.URL, archives, self.recipe.file.needs.text)
 

@@ -183,10 +183,11 @@ class Pipeline(ABC):
 
     def command_options(self) -> list[str]:
         """The options of fairseq-train, without the data and the length of the training."""
+        s = self.settings
         return [
             *("--user-dir", "fairseq_admin", *self.task, "--arch", self.arch),
-            *("--admin-scheme", self.settings.METHOD, *self.model_options(), *self.optimisation()),
-            *(*self._batches(), *machines.device(self.settings), *self.machine.rendezvous_options()),
+            *("--admin-scheme", s.METHOD, *self.model_options(), *self.optimisation()),
+            *(*self._batches(), *machines.device(s), *self.machine.rendezvous_options(s.MASTER)),
         ]
 
     def command(self) -> list[str]:

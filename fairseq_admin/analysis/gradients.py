@@ -4,7 +4,7 @@
   the largest in the model. Only the Post-LN decoder's vanish (theorem 1).
 - Xiong et al. 2020, section 3.4, figure 3: the norms of the gradients of the feed-forward weights W1 and W2, by layer,
   and of the last layer's W2 against the depth L: flat for Post-LN, as 1/sqrt(L) for Pre-LN.
-- Their lemma 2, at initialisation, of the squared norm of what the layer's last sub-layer adds up: 3d/2 for Post-LN,
+- Their lemma 2, at initialisation: the squared norm of the sum in a layer's last sub-layer is 3d/2 for Post-LN and
   between (1 + l/2) d and (1 + 3l/2) d for Pre-LN (d channels; feed-forward layers of d units, Xavier weights).
 
 Gradients are of the mean cross-entropy in nats a predicted token, without label smoothing.

@@ -119,7 +119,8 @@ def fit(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
     """Fit the least-squares line a + b·x.
 
     Args:
-        x, y: as many values; those of x differ.
+        x: values that differ.
+        y: a value for each x.
 
     Returns:
         Intercept a, slope b, and r2: the share of y's variance that the line explains, 0 for a falling line.
@@ -144,7 +145,7 @@ def fits(depths: Sequence[int], values: Sequence[float]) -> dict[str, dict[str, 
 
 
 def _changes(subject: Subject, model: Any, seed: int, lr: float) -> Tensor:
-    """The changes by noise, theorem 2's estimate of them, and the changes by Adam's first update, made in place.
+    """Measure the changes by noise, theorem 2's estimate of them, and the changes by Adam's first update (in place).
 
     Returns:
         Of the first 1, 2, … N layers, the means over the batches. Shape (3, N).

@@ -176,7 +176,7 @@ def fill_decoder(args: Namespace, **sizes: int) -> None:
 
 
 def fill_masked(args: Namespace, **sizes: int) -> None:
-    """Set every missing option of a masked language model, in place, to the preset's value or else RoBERTa's.
+    """Set every missing option of a masked language model, in place: to the preset's value, or to RoBERTa's.
 
     Args:
         args: options.

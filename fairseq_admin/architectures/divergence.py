@@ -16,7 +16,7 @@ from fairseq.logging import metrics
 from ..errors import DIVERGED_ADVICE, AdminError, DivergedError
 
 EXPLODED = 20
-"""A loss above this multiple of the first has diverged. In small runs that recovered, at a rate of 1, it rose to 8."""
+"""A run has diverged if its loss exceeds this multiple of the first loss. Small runs that recovered reached 8."""
 
 
 class ExplodedLoss:

@@ -38,7 +38,7 @@ def _widen_records(model: nn.Module, state: Any, prefix: str, metadata: dict[str
 
 
 def _before_loading(model: Any, state: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
-    """Hook on loading, which a wrapper calls too: refuse another dictionary, even of the same size."""
+    """Hook before loading, also through a wrapper: refuse another dictionary, even of the same size."""
     model._profiled = False  # the record about to be loaded decides
     noted = metadata.get(fingerprint.KEY) or {}
     for stack, expected in model.fingerprints.items():

@@ -139,7 +139,7 @@ def _other_runs(one: Checkpoint, two: Checkpoint, fact: str, other: object) -> A
 
 
 def _run_facts(checkpoint: Checkpoint, texts: bool) -> dict[str, Any]:
-    """Facts that the checkpoints of one run share, by their names in messages. Older ones lack those of the text."""
+    """Facts that the checkpoints of one run share, by their names in messages. Older ones lack facts about the text."""
     return {
         **{f"the shape of {key}": tuple(tensor.shape) for key, tensor in checkpoint.weights.items()},
         **{f"omega's {name}": value for name, value in (checkpoint.record or {}).items()},

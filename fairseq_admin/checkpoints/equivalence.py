@@ -85,7 +85,7 @@ def reading(data: Path, lacking: str = "no data to check on") -> Iterator[None]:
 
     Args:
         data: its folder.
-        lacking: what the message says is lacking.
+        lacking: the missing thing, for the message.
 
     Raises:
         AdminError: the block failed.
@@ -157,7 +157,7 @@ def log_probabilities(model: BaseFairseqModel, batches: Sequence[Batch]) -> Iter
         batches: see `random_batches`.
 
     Yields:
-        Those of each batch. Shape (positions, V).
+        The log-probabilities of each batch. Shape (positions, V).
     """
     with torch.no_grad():
         for batch in progress("compare", batches, " batches"):

@@ -37,8 +37,8 @@ def write(
         output: the folder's name in messages.
         folder: the folder to write, which does not exist yet. Temporary files are next to it.
         quantization: type of the stored weights. None: float32.
-        tolerance: largest difference in float32. Other types are measured and not judged: no bound on their noise
-            finds a small mistake.
+        tolerance: largest difference in float32. Other types are measured but not judged: their rounding would
+            hide a small mistake.
 
     Returns:
         A summary of the check, and no notes.

@@ -1,4 +1,4 @@
-"""Prepare an export: a stock Transformer and the files of its text, from any checkpoint that can be one.
+"""Prepare an export: a stock Transformer and the files of its text, from any checkpoint that can become one.
 
 T units of a sentence   V vocabulary
 """

@@ -4,7 +4,7 @@
     Peri-LN    x + LN(f(LN(x)))            Kim et al. 2025 (from second-hand sources)
 
 fairseq's layer has one norm per sub-layer. The branch's first module (an attention or fc1) or its last (an attention or
-fc2) holds the other one, and a hook applies it. A branch's dropout comes after it.
+fc2) holds the second norm, and a hook applies it. A branch's dropout comes after the hook.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 LiyuanLucasLiu/Transformer-Clinic, fairseq/modules/transformer_layer.py at 70f72b7, is a fork of fairseq 0.8;
 namisan/exdeep-nmt has the same names. There ω is a parameter of the layer, `*_ratio_change`, one for each norm, and q,
-k and v are one matrix. That code trains a stack's first ω too; here this ω stays at the vector that training reached.
+k and v are one matrix. That code also trains the first ω of a stack; here it keeps the value that training reached.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from . import provenance
 from .state_dict import FIRST_DELTA, OMEGA_DELTA, OMEGA_INIT
 
 NORMS = {"attention": "self_attn", "self": "self_attn", "encoder": "encoder_attn", "fc": "final"}
-"""The norm of an ω, by the beginning of the ω's name."""
+"""The norm of an ω, by the first part of the ω's name."""
 
 OPTIONS = {"arch": "transformer_admin", "admin_scheme": "admin"}
-"""The options that replace those of such a checkpoint; the others stay."""
+"""Options that replace a converted checkpoint's. Its other options stay."""
 
 RATIO = re.compile(rf"(.+)\.({'|'.join(NORMS)})_ratio_change")
 PACKED = re.compile(r"(.+)\.in_proj_(weight|bias)")

@@ -1,7 +1,7 @@
 """New layers on a pre-trained encoder: the stack, and the measuring pass over the training set that sets it up.
 
-The pass runs when the encoder's weights have been loaded. No optimizer exists yet at that time, so a half-precision run
-copies its masters from the scaled weights. It runs in evaluation mode, without gradients, and measures
+The pass runs after the encoder's weights are loaded and before an optimizer exists, so a half-precision run copies its
+float32 masters from the scaled weights. The pass runs in evaluation mode, without gradients, and measures
 
     μ   the largest L2 norm over the channels of any position of the new layers' input, for DT-Fixup
     ω   of the new layers on the first batch, for Admin
@@ -68,8 +68,8 @@ class MoreLayers(AdminEncoder):
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> dict[str, Any]:
         """Return the state dict unchanged.
 
-        A pre-trained encoder has no such layers. fairseq would take its weights for an old version's, and drop the norm
-        that ends the stack.
+        A pre-trained encoder's checkpoint lacks these layers. fairseq would mistake it for an older version's, and drop
+        the norm at the end of the stack.
         """
         return state_dict
 

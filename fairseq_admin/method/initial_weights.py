@@ -55,8 +55,8 @@ def t_fixup_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
 
     encoder: 0.67 N^(-1/4),   decoder: (9M)^(-1/4)      Huang et al. 2020, the steps of T-Fixup
 
-    The paper has no rule for a decoder alone. Here it has the decoder's gain, though its layers have two sub-layers,
-    not three.
+    The paper has no rule for a decoder alone. We use the decoder's gain, although each layer then has two sub-layers
+    instead of three.
 
     Args:
         encoder_layers: N; 0 for a decoder alone.
@@ -249,7 +249,7 @@ WEIGHTS: dict[str, Callable[[Stacks], None]] = {
 
 
 def draw(scheme: str, stacks: Stacks) -> None:
-    """Draw a scheme's initial weights, in place; those of any other scheme stay fairseq's.
+    """Draw the initial weights of a scheme, in place. A scheme that is not in WEIGHTS keeps fairseq's.
 
     Args:
         scheme: its name in `SCHEMES`.

@@ -32,7 +32,7 @@ class ShortcutNorm(nn.LayerNorm):
         """Stop training ω, for the first sub-layer of a stack.
 
         Its shortcut is the embedding, which is often tied to two other matrices, so a trained vector ω could not be
-        folded. (A model pruned of its first layer has such a vector there; see `state_dict.prune`.)
+        folded. (A model whose first layer was pruned has such a vector; see `state_dict.prune`.)
         """
         del self.omega_delta  # fairseq's log would count a parameter that is None as shared
         self.omega_delta = None

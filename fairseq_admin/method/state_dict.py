@@ -78,7 +78,7 @@ def prune(state: MutableMapping[str, Tensor], stack: str, kept: Sequence[int]) -
     A stack's first ω is not trained (see `ShortcutNorm.freeze_omega`). If a later layer becomes the first, its
     omega_delta is added to its omega_init: ω keeps its value and is no longer trained.
 
-    fairseq's own pruning drops every layer of the encoder if only the decoder is pruned, and the other way round.
+    fairseq's own pruning drops every layer of the encoder if only the decoder is pruned, and vice versa.
 
     Args:
         state: the state dict about to be loaded. It stays as it is if it was pruned before (it has as many layers as

@@ -101,8 +101,7 @@ def watch(
         see: called with each sub-layer. If a norm follows, `output` is not computed yet.
         undo: close it after the forward.
         branches: S tensors that replace the sub-layers' branches in the sums, though `see` gets the sub-layers' own.
-            With the branches of another model, every sub-layer has the input that it has in that model. Shapes
-            (T, B, C).
+            Given another model's branches, every sub-layer gets the same input as in that model. Shapes (T, B, C).
     """
     replacements = None if branches is None else iter(branches)
 
@@ -213,8 +212,8 @@ def own_share(sublayer: Sublayer) -> Tensor:
 
         β_{i,i}² = E[ Var_C[b f_i] / Var_C[a x_{i-1} + b f_i] ]          Liu et al. 2020, section 4.1
 
-    Var_C is over the channels of a position, whose sum the norm divides by its own deviation; E is the mean over the
-    real positions.
+    Var_C is the variance over the channels of one position, because the norm divides each position by its own
+    deviation. E is the mean over the real positions.
 
     Args:
         sublayer: observed in a forward; `output` is not used.

@@ -16,7 +16,7 @@ RISE = 1.02
 FALL = 0.99
 """The loss falls if the fast level is below FALL times the slow one."""
 ENOUGH = 20
-"""Measurements that the slow level needs before the first sign, and measurements without a sign before a new one."""
+"""Number of measurements before the first sign, and of measurements without a sign before the next sign."""
 
 
 class Level:

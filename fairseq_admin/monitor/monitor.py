@@ -126,7 +126,7 @@ class Monitor:
         self.restart()
 
     def restart(self) -> None:
-        """Forget every batch, so that the next one is a run's first."""
+        """Forget every batch: the next one counts as the first of a run."""
         self.num_updates = -1
         self.due = self.ended = False
 

@@ -28,7 +28,7 @@ BINARISED = re.compile(r"[^.]+\.(.+)-(.+)\.(?:\1|\2)\.idx")
 FINGERPRINTS = "fingerprints.json"
 """The file with the fingerprints of the text, in an exported folder."""
 POSITIONS = "positions"
-"""The entry of that file with the number of positions, which CTranslate2 does not tell."""
+"""The entry of that file with the number of positions, which CTranslate2's own files lack."""
 
 Pair = tuple[str | None, str | None]
 """Source and target language; None where unknown."""
@@ -54,10 +54,11 @@ def binarised(name: str) -> Path:
         name: the text's folder, or its `bin`.
 
     Returns:
-        The one with data. Without data: the named folder.
+        The folder with data. Without data: `bin` if it exists, otherwise the named folder.
     """
     text = Path(name)
-    return next((folder for folder in folders(text) if any(folder.glob("*.idx"))), text)
+    without_data = text / "bin" if (text / "bin").is_dir() else text
+    return next((folder for folder in folders(text) if any(folder.glob("*.idx"))), without_data)
 
 
 class Assets:

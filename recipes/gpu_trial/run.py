@@ -29,9 +29,8 @@ from recipes.bench.common import machine
 from recipes.compare.rows import Row
 from recipes.processes import process_group
 from recipes.recipe import collect
-from recipes.settings import Data, Machine, Pair
+from recipes.settings import Data, Machine, Pair, validated
 from recipes.steps.common import run
-from recipes.validation import validated
 
 PRECISIONS = {"cuda": ("fp16", "bf16"), "cpu": ("fp32",)}
 PYTEST = "python -m pytest -p no:cacheprovider -p no:warnings -n logical --maxprocesses 8 -m cuda"

@@ -12,10 +12,9 @@ from recipes.compare.rows import Row
 from recipes.grid import texts
 from recipes.grid.grids import Axes, Grid
 from recipes.grid.runs import GUESS, GridRun, PointRecipe, accuracy, cost
-from recipes.settings import Training
+from recipes.settings import Training, validated
 from recipes.steps.checkpoints import newest
 from recipes.steps.common import write_lines
-from recipes.validation import validated
 
 
 class Pairs:

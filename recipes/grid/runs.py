@@ -82,7 +82,7 @@ def unigram_entropy(text: Path) -> float:
 
 
 def accuracy(log: Path, subset: str) -> float:
-    """The last accuracy on a subset, 0 to 1, in a log of --log-format json, where fairseq writes per cent."""
+    """The last accuracy on a subset, 0 to 1, in a JSON log. fairseq logs per cent with three decimals."""
     logged = re.findall(rf'"{subset}_accuracy": "?([0-9.]+)', "\n".join(read_lines(log)))
     return round(float(logged[-1]) / 100, 5)
 

@@ -81,7 +81,7 @@ def convert(
                     f"{message}. Split it in the raw text, and its translation with it, or give TOO_LONG=skip, which "
                     "counts it as not translated."
                 )
-            logger.info("%s; skipped: no loss is computed of it, and its translation is empty.", message)
+            logger.info("%s; skipped: it has no loss and an empty translation.", message)
         cleaning.report(" ".join(map(str, paths)), counts)
 
 

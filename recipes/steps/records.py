@@ -84,8 +84,8 @@ def read(path: Path) -> Settings:
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError as error:
-        what = "expected JSON. Remove this file alone, if all else in its folder is of the settings that are given now."
-        raise ValueError(f"{path}: cannot be read ({error}); {what}") from None
+        advice = "Remove only this file if everything else in its folder was made with the present settings."
+        raise ValueError(f"{path}: cannot be read ({error}); expected JSON. {advice}") from None
 
 
 def trained_run(models: Path) -> Path | None:

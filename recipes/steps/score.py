@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 HYPOTHESIS = re.compile(r"H-(\d+)\t[^\t]*\t(.*)")
 UNSPACED = {"zh": "zh", "cmn": "zh", "yue": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
-"""sacreBLEU's tokenisers for languages without spaces between words. All other languages have its default, 13a."""
+"""sacreBLEU's tokenisers for languages whose words its default tokeniser, 13a, does not find."""
 
 
 def bleu_of(text: Text) -> BLEU:
