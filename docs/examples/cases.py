@@ -247,7 +247,7 @@ def run_all(path: Path) -> None:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Losses of each seed by case and method, bold where every seed there is learns; and diagnose's advice, by its seeds."""
+    """Losses of each seed by case and method, in bold if all of them learn; then diagnose's advice, by its seeds."""
     methods = [*METHODS, "advice"]
     lines = ["| case (plateau) | " + " | ".join(methods) + " |", "|---" * (len(methods) + 1) + "|"]
     for name, case in CASES.items():
