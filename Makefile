@@ -5,20 +5,20 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
-# A Python 3.11 or newer to make the virtual environment from; empty: the one that it was made from before, or python3.
+# Python 3.11 or newer for the virtual environment; empty: the one of last time, or python3.
 PYTHON ?=
-# Where the virtual environment is.
+# The folder of the virtual environment.
 VENV ?= .venv
 $(if $(filter-out 1,$(words $(VENV))),$(error VENV=$(VENV) is not one word; expected a folder without spaces in its name))
-# The torch to install: a build (recipes/set_up.py) or a pip requirement; empty: the one of before, or by the card.
+# The torch to install: a build (recipes/set_up.py) or a pip requirement; empty: the one of last time, or by the card.
 TORCH ?=
 # pytest's own options, e.g. PYTEST="-k radam".
 PYTEST ?=
-# The sizes that bench measures, each LAYERS[-DECODER_LAYERS]:WIDTH:TOKENS; empty: three, the largest 18:512:1024.
+# The sizes for make bench, each LAYERS[-DECODER_LAYERS]:WIDTH:TOKENS; empty: three sizes, the largest 18:512:1024.
 SIZES ?=
 
 RUN := $(VENV)/bin/python
-# What the front knows; and a step of a paper's experiment, as in make iwslt14-prepare.
+# The targets of `python -m recipes`. A paper's experiment has targets for its steps, such as make iwslt14-prepare.
 PAPERS := iwslt14 $(addprefix wmt14-,ende-6l ende-12l ende-18l ende-100l enfr-6l enfr-60l enfr-60l-deepnmt)
 STEPS := preflight prepare train average generate score
 FRONTED := demo multi30k own lm-demo compare sensitivity warmup deeper $(PAPERS) \
@@ -38,7 +38,7 @@ FRONTED := demo multi30k own lm-demo compare sensitivity warmup deeper $(PAPERS)
 ## make warmup: the warm-up that each scheme needs, by peak rate, with Adam and SGD (SCHEMES=, WARMUPS=, ADAM_LRS=, SGD_LRS=, PRESET=quick)
 ## make deeper: new layers on a pre-trained encoder, by depth and scheme, DT-Fixup among them (SCHEMES=, DEPTHS=, DATA=, PRESET=quick)
 $(FRONTED): $(VENV)/ready
-# make hands its variables down in the environment; under make -n, too, the front lists what would run.
+# make passes its variables on in the environment. Under make -n, this command runs too (+), and lists the steps.
 	+@if test -x $(RUN); then exec $(RUN) -m recipes $@; else echo "make setup comes first: $(RUN) is not here."; fi
 
 ## make preflight RECIPE=wmt14-ende-18l: can a recipe work here, and its time, space and cost (or iwslt14-preflight; PRICE=)

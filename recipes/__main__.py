@@ -1,4 +1,4 @@
-"""The front of the recipes: `make TARGET NAME=VALUE ...` comes here, and it can be used alone.
+"""The command line of the recipes. `make TARGET NAME=VALUE ...` calls it; it also works without make.
 
     python -m recipes demo METHOD=pre-ln SEED=2
     python -m recipes iwslt14-prepare
@@ -7,8 +7,8 @@
     python -m recipes demo --help
     python -m recipes status
 
-A setting that is not given is taken from the environment, where make puts its command line; one that was only in the
-environment is printed. With -n the steps are listed, and nothing runs.
+A setting that is not on the command line comes from the environment, and is then printed. (make passes its own command
+line on in the environment.) With -n, the steps are listed and nothing runs.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ USAGE = "python -m recipes TARGET [NAME=VALUE ...] [-n] [-h] [-- OPTIONS OF FAIR
 
 
 def parse_target(target: str) -> tuple[str, str]:
-    """The recipe and the step that a target names, as in iwslt14-prepare.
+    """The recipe and the step that a target names: iwslt14-prepare is the step prepare of iwslt14.
 
     Raises:
-        ValueError: there is no such recipe.
+        ValueError: there is no such recipe or step.
     """
     known = recipes.files()
     recipe, _, step = target.rpartition("-")
@@ -52,12 +52,12 @@ def parse_target(target: str) -> tuple[str, str]:
 
 
 Task = tuple[bool, Callable[[], list[str]], Callable[[], None]]
-"""A target's task: whether it needs no GPU, its plan, its work."""
+"""A target's task: whether it runs on a CPU, the function that lists its plan, and the function that does the work."""
 
 
 def grid_task(recipe: Recipe) -> Task:
     from recipes import slurm
-    from recipes.grid import front  # with scipy
+    from recipes.grid import front  # imports scipy
 
     grid = front.of(recipe)
     work = partial(front.work, grid)
@@ -76,7 +76,7 @@ def model_task(recipe: Recipe, goal: str) -> Task:
 
     def work() -> None:
         if goal == "preflight":
-            from recipes.preflight import page  # with torch
+            from recipes.preflight import page  # imports torch
 
             page(pipeline)
         elif submits:
@@ -97,7 +97,7 @@ def model_task(recipe: Recipe, goal: str) -> Task:
 
 
 def command_line() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
-    """The parsed words and flags, with everything after -- as `options`; and their parser."""
+    """The parsed command line, with everything after -- as `options`; and its parser."""
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser("recipes", USAGE, add_help=False, allow_abbrev=False)
@@ -124,16 +124,16 @@ def main() -> None:
         return
     name, goal = parse_target(args.target)
     file, _ = recipes.files()[name]
-    given = recipes.collect(name, args.words, file.names, args.options, file.aliases)
+    values = recipes.collect(name, args.words, file.names, args.options, file.aliases)
     if args.help:
-        print("\n".join(recipes.help_lines(name, given)))
+        print("\n".join(recipes.help_lines(name, values)))
         return
-    recipe = recipes.read(name, given)
+    recipe = recipes.read(name, values)
     exported = recipe.settings.exported().items()
-    os.environ.update({name: value for name, value in exported if name in recipe.given or name not in os.environ})
+    os.environ.update({name: value for name, value in exported if name in values or name not in os.environ})
     on_cpu, plan, work = grid_task(recipe) if recipe.file.is_grid else model_task(recipe, goal)
     if on_cpu:
-        # With --cpu fairseq still clips gradients on a GPU that it sees, and starts a process for each of several.
+        # Even with --cpu, fairseq clips gradients on a visible GPU, and starts a process for each of several GPUs.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     flags, *_ = [*os.environ.get("MAKEFLAGS", "").split(), ""]
     if args.dry_run or (not flags.startswith("-") and "n" in flags):

@@ -1,9 +1,9 @@
 """A recipe as a table of steps. A step has the files that it reads and writes, its settings, and its program.
 
-A step is done when its files are there and its last key is today's. A key is a hash of the step's settings, of its
-program's version, and of the keys of what it reads; of a file that no step writes, of its content, which is read again
-only if the file's size or time of change differs. So a changed setting, program or input makes again what depends on
-it, and nothing else.
+A step is done if its files exist and the key that it stored is still its key. A key is a hash of the step's settings,
+its program's version, and its inputs. An input counts by the key of the step that writes it. If no step writes the
+input, the hash of its content counts; the content is read again only if the file's size or time of change differs.
+Thus a changed setting, program or input repeats the steps that depend on it, and no others.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from recipes.steps.records import Settings, describe, differences, read, refuse
 class Step:
     name: str
     folder: Path
-    """where its key is kept, and its lock"""
+    """the folder of its key and its lock"""
     writes: tuple[Path, ...]
     program: Callable[[], object]
     reads: tuple[Path, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     version: int = 1
-    """of its program: a higher one writes something else from the same input"""
+    """of its program; a new version writes other output from the same input"""
     after: tuple[Path, ...] = ()
-    """files that must be there before it begins, though it does not depend on them"""
+    """files that must exist before it begins, although its output does not depend on them"""
     trains: bool = False
-    """it is done once its files are there, whatever its key; its folder's settings.json is compared first"""
+    """it is done once its files exist, whatever its key; the folder's settings.json is compared instead"""
     fetches: bool = False
-    """it fetches a file that counts by its content, and is needed only by a step that runs"""
+    """it fetches a file that counts by its content; it runs only if a step that reads the file runs"""
     optional: bool = False
     """it may write nothing, for some models or texts"""
     title: str = ""
-    """printed when it runs, in place of its name"""
+    """printed when it runs, instead of its name"""
 
     @property
     def keyed(self) -> dict[str, Any]:
-        """Its settings with its version, which is left out where it is 1: keys of before had none."""
+        """Its settings and its version. Version 1 is left out, since keys once had no version."""
         return {**self.settings, **({"version": self.version} if self.version > 1 else {})}
 
     @property
-    def kept(self) -> Path:
+    def record(self) -> Path:
         return self.folder / ".keys" / f"{self.name}.json"
 
 
 class Chain:
-    """Steps, each after those that write what it reads."""
+    """Steps, in an order in which every input is written before it is read."""
 
     def __init__(self, steps: Iterable[Step]) -> None:
         self.steps = list(steps)
@@ -60,20 +60,16 @@ class Chain:
         self._keys: dict[str, str] = {}
         self._files: dict[Path, Settings] = {}
 
-    def kept(self, step: Step) -> dict[str, Any]:
-        """The key, settings and inputs that it kept when it was last done."""
-        return read(step.kept)
-
     def _inputs(self, step: Step) -> dict[str, Settings]:
-        """The files that it reads and no step writes. One that has gone since it was read counts as unchanged."""
-        known = self.kept(step).get("inputs", {})
+        """The files that a step reads and no step writes. A file that was deleted after reading counts as unchanged."""
+        known = read(step.record).get("inputs", {})
         paths = [path for path in step.reads if path not in self.writer or self.writer[path].fetches]
         for path in filter(Path.is_file, paths):
             known[path.name] = self._files[path] = describe(path, self._files.get(path) or known.get(path.name))
         return {path.name: known[path.name] for path in paths if path.name in known}
 
     def key(self, step: Step) -> str:
-        """The key of the step as it would be done now."""
+        """The key that the step would store if it ran now."""
         if step.name not in self._keys:
             inputs = {name: file["sha256"] for name, file in self._inputs(step).items()}
             for path in step.reads:
@@ -85,10 +81,10 @@ class Chain:
         return self._keys[step.name]
 
     def keep_versions(self) -> list[str]:
-        """Accept the outputs of earlier versions of the programs; the names of such steps."""
+        """Accept the outputs of earlier versions of the programs. Returns the names of such steps."""
         earlier = []
         for place, step in enumerate(self.steps):
-            if (kept := self.kept(step)) and (version := kept["settings"].get("version", 1)) != step.version:
+            if (record := read(step.record)) and (version := record["settings"].get("version", 1)) != step.version:
                 self.steps[place] = replace(step, version=version)
                 self.writer |= dict.fromkeys(step.writes, self.steps[place])
                 earlier.append(step.name)
@@ -98,10 +94,10 @@ class Chain:
     def is_done(self, step: Step) -> bool:
         if not (step.optional or all(path.exists() for path in step.writes)):
             return False
-        return step.fetches or step.trains or self.kept(step).get("key") == self.key(step)
+        return step.fetches or step.trains or read(step.record).get("key") == self.key(step)
 
     def plan(self, goals: Iterable[Path]) -> list[Step]:
-        """The steps that would run for some files, in their order; not those that only steps that are done read."""
+        """The steps that would run to make the goals, in order. Inputs that only finished steps need are not made."""
         wanted: set[str] = set()
         pending = list(goals)
         while pending:
@@ -112,19 +108,19 @@ class Chain:
         return [step for step in self.steps if step.name in wanted]
 
     def changes(self, step: Step) -> list[str]:
-        """The differences of its settings and inputs from those of the last time."""
-        if not (kept := self.kept(step)):
+        """How the settings and inputs of a step differ from those of its last run."""
+        if not (record := read(step.record)):
             return []
-        return differences({**kept["settings"], **kept["inputs"]}, {**step.keyed, **self._inputs(step)})
+        return differences({**record["settings"], **record["inputs"]}, {**step.keyed, **self._inputs(step)})
 
     def make(self, goals: Iterable[Path], models: Path | None = None) -> None:
         """Run the planned steps.
 
         Args:
-            models: the folder of the models that depend on it; once there is one, nothing is made again.
+            models: a folder. If it has a model, changed steps are refused, since the model depends on their output.
 
         Raises:
-            ValueError: it would be; or a step's own.
+            ValueError: changed steps are refused, or a step failed.
         """
         plan = self.plan(goals)
         changes = {step.name: self.changes(step) for step in plan}
@@ -137,19 +133,19 @@ class Chain:
             self.keep(step)
 
     def keep(self, step: Step) -> None:
-        """Write the step's key, after everything else."""
+        """Store the key of a step that has run."""
         self._keys.clear()
-        kept = {"key": self.key(step), "settings": step.keyed, "inputs": self._inputs(step)}
-        write_lines(step.kept, [json.dumps(kept, indent=1)])
+        record = {"key": self.key(step), "settings": step.keyed, "inputs": self._inputs(step)}
+        write_lines(step.record, [json.dumps(record, indent=1)])
 
     def table(self, goals: Iterable[Path]) -> list[str]:
-        """A line for each step: whether it would run or is done."""
+        """A line for each step that says whether it would run."""
         planned = {step.name for step in self.plan(goals)}
         rows = [("run" if step.name in planned else "-", step.title or step.name, step) for step in self.steps]
         width = max(len(title) for _, title, _ in rows)
         return [f"{state:4} {title:{width}}  {step.writes[0]}" for state, title, step in rows]
 
     def files(self) -> Settings:
-        """The files that no step makes, by their names unpacked: those that the text was read from."""
-        inputs = (self.kept(step).get("inputs", {}) for step in self.steps)
+        """The files that no step writes, by name without .gz: the sources of the text."""
+        inputs = (read(step.record).get("inputs", {}) for step in self.steps)
         return {name.removesuffix(".gz"): file for files in inputs for name, file in files.items()}

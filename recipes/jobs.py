@@ -1,8 +1,9 @@
-"""Jobs: commands that run for long, several at a time on this machine, or on a cluster (slurm.py).
+"""Jobs: commands that run for a long time, several at once on this machine, or on a cluster (slurm.py).
 
     for job, status in run([Job("a", ["python", "-m", "recipes.grid.run", ...], folder)], 2, devices=["0", "1"]): ...
 
-A job's output is added to the file `Job.log`. Those here are in the process group of the front, and end with it.
+A job's output is appended to the file `Job.log`. Jobs on this machine belong to the recipe's process group, and end
+with it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from queue import Queue
 
 SCRIPT = "RECIPES_SLURM_SCRIPT"
-"""The variable that names its script inside a cluster's job."""
+"""Environment variable of a cluster's job: the path of the job's script."""
 
 
 def in_cluster_job() -> bool:
@@ -25,16 +26,16 @@ def in_cluster_job() -> bool:
 
 @dataclass(frozen=True)
 class Needs:
-    """A job's needs of a cluster and of the disk. GPUs, cores and GB of memory are per node, with one process each."""
+    """What a job needs of a cluster and of the disk. GPUs, cores and GB of memory are per node; a node has one task."""
 
     gpus: int = 0
     nodes: int = 1
     hours: float = 24
     memory: float | None = None
     cpus: int = 1
-    """cores, for the workers that make text; a GPU comes with its own"""
+    """cores of the workers that make text; a GPU comes with its own cores"""
     text: float = 11
-    """bytes of text made from a byte of archives: raw, tokenised, split, in BPE tokens and binary"""
+    """bytes of text made from one byte of archives: raw text, words, splits, BPE tokens and binary data"""
 
     def __str__(self) -> str:
         return f"nodes x GPUs: {self.nodes} x {self.gpus}, hours: {self.hours:g}"
@@ -49,7 +50,7 @@ class Job:
 
     @property
     def script(self) -> Path:
-        """For a cluster."""
+        """The job's script on a cluster."""
         return self.folder.absolute() / f"slurm/{self.name}.sh"
 
     @property
@@ -58,16 +59,16 @@ class Job:
 
     def last_line(self) -> str:
         """The last line of its output."""
-        if not self.log.exists():  # as of a job that a cluster ended before it began
+        if not self.log.exists():  # a cluster may end a job before it begins
             return "no output."
         return "".join(self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:])
 
 
 def run(jobs: Sequence[Job], parallel: int, devices: Sequence[str]) -> Iterator[tuple[Job, int]]:
-    """Run jobs on this machine, `parallel` at a time; yields each that has ended, with its exit status.
+    """Run jobs on this machine, `parallel` at a time. Yields each job when it has ended, with its exit status.
 
     Args:
-        devices: this machine's GPUs, as CUDA_VISIBLE_DEVICES names them; a job gets one of them.
+        devices: this machine's GPUs, as CUDA_VISIBLE_DEVICES names them. Each job gets one.
     """
     places: Queue[dict[str, str]] = Queue()
     for place in range(parallel):
@@ -89,6 +90,6 @@ def run(jobs: Sequence[Job], parallel: int, devices: Sequence[str]) -> Iterator[
         started = {pool.submit(one, job): job for job in jobs}
         try:
             yield from ((started[future], future.result()) for future in as_completed(started))
-        except BaseException:  # interrupted: those that run are asked to stop too, and no other begins
+        except BaseException:  # interrupted: the running jobs got the signal, too; no other job begins
             pool.shutdown(wait=False, cancel_futures=True)
             raise

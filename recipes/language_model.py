@@ -1,4 +1,4 @@
-"""The language model's recipe: Python's own documentation, training, average, and the perplexity of the test set."""
+"""The recipe of a language model: its text (Python's own documentation), the model's options, and the perplexity."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ SIGNATURE = "perplexity a word, test set, as fairseq-eval-lm counts words with B
 
 
 def perplexity(lines: list[str]) -> str:
-    """The perplexity that fairseq-eval-lm printed.
+    """The perplexity in the output of fairseq-eval-lm.
 
     Raises:
-        ValueError: it printed none, or more than one.
+        ValueError: the output has no perplexity, or several.
     """
     perplexities = [match[2] for line in lines if (match := RESULT.search(line))]
     if len(perplexities) != 1:
@@ -90,7 +90,7 @@ class LanguageModel(Pipeline):
         yield Step("score", self.folder, (self.score,), self._score, (self.generated,), average)
 
     def _evaluate(self) -> None:
-        """Joining BPE's tokens makes the perplexity one of words, whatever MERGES is."""
+        """Evaluate the test set. With BPE undone, the perplexity is per word, whatever MERGES is."""
         command = [sys.executable, "-m", "fairseq_cli.eval_lm", str(self.text.binary), *self.user_dir, "--path"]
         command += [str(self.final), "--gen-subset", "test", "--post-process", "@@ ", *self.batch]
         command += ["--cpu", "--num-workers", "0"]

@@ -1,6 +1,6 @@
-"""Devices, machines and precision of a run, and how an update's tokens are split over them.
+"""A run's devices, machines and precision, and how the tokens of an update are divided among them.
 
-An update has the same number of tokens on any machine, so results compare.
+An update has the same number of tokens on every machine, so results are comparable.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ PRECISIONS = {
 }
 DEVICES = {"cpu": ["--cpu", "--num-workers", "0"], "gpu": ["--num-workers", "2", "--required-seq-len-multiple", "8"]}
 ON_CPUS = ["--distributed-no-spawn", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
-
-
 MIN_BATCH_TOKENS = 1024
-"""An update is not divided into smaller batches."""
+"""Smallest batch that an update is divided into."""
 GB = 1e9
 
 
 @dataclass(frozen=True)
 class Machines:
+    """The machines of a run, and its batches."""
+
     cpu: bool
     gpus: int
-    """of a machine"""
+    """number of GPUs per machine"""
     nodes: int
     node: int
-    master: str
+    """number of this machine, from 0"""
     max_tokens: int
     update_freq: int
-    smaller_batch: int | None
-    """the batch to give where this one runs out of memory"""
+    smaller_batch: int = 0
+    """MAX_TOKENS to give if a GPU runs out of memory; 0: unknown"""
 
     def __str__(self) -> str:
         devices = "the CPU" if self.cpu else f"{self.gpus} GPUs"
@@ -53,21 +53,21 @@ class Machines:
 
     @property
     def tokens(self) -> int:
-        """Tokens of an update, at most."""
+        """Largest number of tokens in an update."""
         return self.max_tokens * self.update_freq * self.world
 
     @property
     def world(self) -> int:
         return self.nodes * (1 if self.cpu else self.gpus)
 
-    def rendezvous_options(self) -> list[str]:
-        """fairseq's options that tell the processes of a training where to meet.
+    def rendezvous_options(self, master: str) -> list[str]:
+        """fairseq's options for the number of processes and the address where they meet.
 
-        fairseq would take a place to meet, and a number of processes, from the variables of a SLURM job or torchrun.
+        Without them, fairseq would read both from the variables of a Slurm job or of torchrun.
         """
         options = ["--distributed-world-size", str(self.world)]
         if self.nodes > 1:
-            options += ["--distributed-init-method", f"tcp://{self.master}"]
+            options += ["--distributed-init-method", f"tcp://{master}"]
             options += ["--distributed-rank", str(self.node * self.gpus)]
             return [*options, *(ON_CPUS if self.cpu else [])]
         if not self.cpu and self.gpus > 1:
@@ -88,13 +88,13 @@ def device(settings: Training) -> list[str]:
 
 
 def plan(settings: Training) -> Machines:
-    """The machines of a run, and its batches.
+    """Plan the machines of a run, and its batches.
 
     Raises:
-        ValueError: such batches do not make up an update, or fit no device.
+        ValueError: no batch that fits the devices divides the update.
     """
     cpu, s = on_cpu(settings), settings
-    # A login node has other GPUs than the nodes where the jobs run.
+    # The GPUs of a login node say nothing about the nodes where the jobs run.
     visible = [] if cpu or s.TOKENS is None or (s.WHERE == "slurm" and not in_cluster_job()) else gpus.visible()
     devices = 1 if cpu else s.GPUS or max(1, len(visible))
     if s.NODES > 1 and devices < len(visible):
@@ -103,14 +103,14 @@ def plan(settings: Training) -> Machines:
             f"see only those: CUDA_VISIBLE_DEVICES={','.join(gpu.index for gpu in visible[:devices])}"
         )
     rank = int(os.environ.get("SLURM_NODEID", 0)) if s.NODE_RANK is None and s.NODES > 1 else s.NODE_RANK or 0
-    where = (cpu, devices, s.NODES, rank, s.MASTER)
+    where = (cpu, devices, s.NODES, rank)
     if s.TOKENS is None:
         if s.MAX_TOKENS is None:
             raise ValueError("MAX_TOKENS= is missing; expected the tokens of a batch.")
-        return Machines(*where, s.MAX_TOKENS, s.UPDATE_FREQ, None)
+        return Machines(*where, s.MAX_TOKENS, s.UPDATE_FREQ)
     workers = s.NODES * devices
     memory = s.MEMORY or min((gpu.memory / GB for gpu in visible if gpu.memory), default=None)
-    # Where the memory is not known, the papers' batch is taken to fit.
+    # If the memory is unknown, assume that the papers' batch fits.
     known = memory is not None and s.BY_MEMORY
     limit = s.MAX_TOKENS or (largest(s.BY_MEMORY, memory or 0) if known else s.DEVICE_TOKENS)
     batches = split(s.TOKENS, workers, limit)
@@ -126,10 +126,10 @@ def plan(settings: Training) -> Machines:
 
 
 def split(tokens: int, workers: int, limit: int) -> tuple[int, int] | None:
-    """Split an update into the fewest equal batches of at most `limit` tokens.
+    """Split an update into the fewest equal batches of up to `limit` tokens.
 
     Returns:
-        Tokens of a batch and batches per worker; None if there is no such split.
+        Tokens of a batch and batches per worker; None if no split exists.
     """
     for update_freq in range(1, tokens // (workers * min(MIN_BATCH_TOKENS, limit)) + 1):
         max_tokens, rest = divmod(tokens, workers * update_freq)
@@ -139,10 +139,10 @@ def split(tokens: int, workers: int, limit: int) -> tuple[int, int] | None:
 
 
 def largest(table: dict[int, int], memory: float) -> int:
-    """Tokens of a batch for a card of `memory` GB, by a table {GB of a card: tokens}.
+    """Tokens of a batch on a card of `memory` GB, from a table {GB of a card: tokens}.
 
     Raises:
-        ValueError: the card is smaller than the table's smallest.
+        ValueError: the card is smaller than all cards of the table.
     """
     if rows := [gb for gb in table if gb <= memory]:
         return table[max(rows)]
@@ -154,10 +154,10 @@ def largest(table: dict[int, int], memory: float) -> int:
 
 
 def faults(machines: Machines, precision: str, presets: Mapping[str, Mapping[str, Any]]) -> str:
-    """Why this machine's GPUs, or this environment's torch, cannot train a run; empty if they can.
+    """The reason why this machine's GPUs, or this environment's torch, cannot train a run; empty if they can.
 
     Args:
-        presets: the recipe's; those for a CPU are named.
+        presets: the recipe's presets. The message names those for a CPU.
     """
     if machines.cpu:
         return ""

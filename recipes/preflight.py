@@ -1,4 +1,4 @@
-"""Time, space and missing parts of a run, before it starts. `make preflight RECIPE=iwslt14` prints them."""
+"""The time and space that a run will take, and what it lacks here. `make preflight RECIPE=iwslt14` prints them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from recipes.steps.table import read_table
 from recipes.training import Pipeline
 
 UPDATES, WARM_UP = 10, 3
-"""Updates that are tried, of which the first profile, allocate and compile, and are not timed."""
+"""Number of updates to try. The first ones profile, allocate and compile, so they are not timed."""
 
 
 def parameters(run: Pipeline) -> int:
-    """Number of parameters of the model, which is built without memory."""
+    """Number of parameters of the model, which is built on torch's meta device."""
     import torch
     from fairseq import options as fairseq_options
     from fairseq.data import Dictionary
@@ -33,7 +33,7 @@ def parameters(run: Pipeline) -> int:
 
     import fairseq_admin
 
-    fairseq_admin.register()  # --user-dir does not, as the package is loaded already
+    fairseq_admin.register()  # --user-dir does not register a package that is loaded already
     logging.disable(logging.INFO)
     words = [str(run.text.binary), *run.command_options(), *run.settings.TRAIN_ARGS]
     args = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), words)
@@ -49,10 +49,10 @@ def parameters(run: Pipeline) -> int:
 
 
 def disk(recipe: Recipe, count: int, archives: list[str]) -> tuple[str, str]:
-    """A line on the space that the run needs and has; and the fault, if it has too little.
+    """A line on the space that the run needs and has; and a fault if the space is too small.
 
-    The checkpoints are those to average, the newest, the best, one of an early stop and one in writing, of fp32 weights
-    and two moments each; then the average and the model.
+    A checkpoint has fp32 weights and two moments. The run has AVERAGE checkpoints and four more: the newest, the best,
+    one of an early stop, and one that is being written. The average and the model have weights only.
     """
     table = read_table(Path(recipe.settings.TABLE)) if archives else {}
     downloads, text = disk_space((table[name] for name in archives), recipe.archives, recipe.file.needs.text)
@@ -68,10 +68,10 @@ def disk(recipe: Recipe, count: int, archives: list[str]) -> tuple[str, str]:
 
 
 def updates(run: Pipeline) -> list[dict[str, Any]]:
-    """Some real updates, as fairseq tells them.
+    """Run a few real updates. Returns fairseq's statistics of each.
 
     Raises:
-        ValueError: too few were made to time them.
+        ValueError: there were too few updates to time them.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "recipes.steps.train", str(run.text.binary), *run.command_options()]
@@ -87,7 +87,7 @@ def updates(run: Pipeline) -> list[dict[str, Any]]:
 
 
 def forecast(settings: Any, devices: int, intervals: list[dict[str, Any]]) -> str:
-    """Hours and cost of the whole run, from some updates. fairseq rounds its times to seconds, but not its speed."""
+    """Hours and cost of the whole run, from a few updates. (fairseq rounds times to seconds, but not its speed.)"""
     timed, last = intervals[WARM_UP:], intervals[-1]
     an_update = statistics.mean(float(values["wpb"]) / float(values["wps"]) for values in timed)
     an_epoch = int(last["num_updates"]) / float(last["update"])
@@ -103,7 +103,7 @@ def forecast(settings: Any, devices: int, intervals: list[dict[str, Any]]) -> st
 
 
 def page(run: Pipeline) -> None:
-    """Print it.
+    """Print the page.
 
     Raises:
         ValueError: the run cannot work here; the message says why.
@@ -123,7 +123,7 @@ def page(run: Pipeline) -> None:
     if faults:
         print("not timed: the recipe's device is not here")
     elif m.nodes > 1:
-        print("not timed: the run is of several nodes")
+        print("not timed: the run has several nodes")
     elif not prepared:
         print("not timed: the text is not prepared yet")
     else:

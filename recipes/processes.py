@@ -1,4 +1,4 @@
-"""How a step does its work: in this process, or by a command of fairseq's; all of it ends with the recipe."""
+"""Processes of a recipe. A step works in this process or runs a command of fairseq; all of them end with the recipe."""
 
 from __future__ import annotations
 
@@ -14,34 +14,31 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_admin.errors import DIVERGED
-from recipes.steps.common import replacing
+from recipes.steps.common import INTERRUPTED, STOP, replacing
 from recipes.steps.progress import progress
 
 POLL_SECONDS = 0.1
-"""Time between checks whether the work is done, and whether the make above is still there."""
+"""Time between checks whether the work is done, and whether the parent make still runs."""
 STOP_SECONDS = 300
-"""Seconds that work has to end by itself after a signal to stop."""
-STOP = (signal.SIGTERM, signal.SIGUSR2)
-"""The signals that ask a process to stop; a training then writes a checkpoint (steps/early_stop.py)."""
-INTERRUPTED = 128 + signal.SIGINT
+"""Time that the work has to end by itself after a signal to stop."""
 WATCH = (
     "import os, signal, sys; [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGUSR2)];"
     "sys.stdin.read(); os.killpg(0, signal.SIGKILL)"
 )
-"""A watcher's program: it waits until the process that started it closes its pipe, then kills its own group."""
+"""Program of a watcher process: wait until the parent closes the pipe, or ends, then kill the watcher's group."""
 
 
 class Failed(ValueError):
-    """A command failed and has printed why."""
+    """A command failed, and has printed the reason."""
 
 
 class Diverged(Failed):
-    """A training that stopped because it diverged."""
+    """A training stopped because it diverged."""
 
 
 @contextmanager
 def process_group() -> Iterator[subprocess.Popen]:
-    """Leads a process group that is killed at the end of the block, and also if this process is killed inside."""
+    """The leader of a process group, which is killed at the end of the block, or when this process is killed."""
     watcher = subprocess.Popen([sys.executable, "-c", WATCH], stdin=subprocess.PIPE, process_group=0)
     try:
         yield watcher
@@ -50,13 +47,13 @@ def process_group() -> Iterator[subprocess.Popen]:
 
 
 def supervise(work: Callable[[], object]) -> int:
-    """Do some work in a process group of its own, which ends with this process and with the make above it.
+    """Do the work in a new process group, which ends with this process and with the parent make.
 
-    Ctrl-C, SIGTERM, SIGUSR2 and the end of the terminal (not under nohup) ask the work to stop, and wait for it.
-    A second Ctrl-C kills it.
+    Ctrl-C, SIGTERM, SIGUSR2 and a closed terminal (not under nohup) ask the work to stop; this function then waits for
+    its end. A second Ctrl-C kills the work.
 
     Returns:
-        Its exit status, or INTERRUPTED.
+        The exit status of the work, or INTERRUPTED.
     """
     parent, status = os.getppid(), None
     for number in (*STOP, signal.SIGHUP):
@@ -66,20 +63,21 @@ def supervise(work: Callable[[], object]) -> int:
         child = multiprocessing.get_context("fork").Process(target=_within, args=(group, work))
         child.start()
         with suppress(KeyboardInterrupt):
-            while status is None and (os.getppid() == parent or "MAKELEVEL" not in os.environ):  # a shell may leave
+            # The work ends with a parent make, but goes on if a parent shell ends.
+            while status is None and (os.getppid() == parent or "MAKELEVEL" not in os.environ):
                 child.join(POLL_SECONDS)
                 status = child.exitcode
         if status is None:
             status = _stop(child, group.pid)
     if status in (None, INTERRUPTED):
-        line = "\n" * sys.stderr.isatty()  # after a bar, and the ^C that was typed
+        line = "\n" * sys.stderr.isatty()  # below a progress bar and the ^C
         print(f"{line}Interrupted. The same command goes on from here.", file=sys.stderr)
         return INTERRUPTED
     return status
 
 
 def _stop(child: multiprocessing.process.BaseProcess, group: int) -> int:
-    """Ask all processes of the group to stop; the child's exit status is 0 if its work is complete nevertheless."""
+    """Ask all processes of the group to stop. Returns 0 if the child has completed its work, otherwise INTERRUPTED."""
     for number in (*STOP, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.killpg(group, signal.SIGUSR2)
@@ -91,7 +89,7 @@ def _stop(child: multiprocessing.process.BaseProcess, group: int) -> int:
 
 
 def _within(group: subprocess.Popen, work: Callable[[], object]) -> None:
-    """Do some work in that group. Only the parent may hold the watcher's pipe open."""
+    """Do the work in that group. Only the parent may hold the watcher's pipe open."""
     os.setpgid(0, group.pid)
     os.register_at_fork(after_in_child=lambda: [signal.signal(number, signal.SIG_DFL) for number in STOP])
     group.stdin.close()  # type: ignore[union-attr]
@@ -101,7 +99,7 @@ def _within(group: subprocess.Popen, work: Callable[[], object]) -> None:
 
 @contextmanager
 def passing_on(process: subprocess.Popen) -> Iterator[None]:
-    """In the block, pass signals to stop on to the other process."""
+    """Inside the block, pass signals to stop on to the other process."""
 
     def pass_on(*_: Any) -> None:
         process.send_signal(signal.SIGUSR2)
@@ -115,12 +113,12 @@ def passing_on(process: subprocess.Popen) -> Iterator[None]:
 
 
 def plugin(*words: object) -> str:
-    """Run a verb of fairseq-admin in this process; returns its output.
+    """Run a verb of fairseq-admin in this process. Returns its output.
 
     Raises:
-        Failed: it has said why.
+        Failed: the verb failed, and has printed the reason.
     """
-    from fairseq_admin import cli  # with torch and fairseq, seconds that a recipe with nothing to do can spare
+    from fairseq_admin import cli  # imports torch and fairseq, which takes seconds
 
     printed = io.StringIO()
     with redirect_stdout(printed):
@@ -132,14 +130,14 @@ def plugin(*words: object) -> str:
 
 
 def stream(command: list[str], log: Path, mode: str = "ab", **shown: int) -> None:
-    """Run a command of fairseq's, keep its output in a file and show it in short.
+    """Run a command of fairseq, write its output to a file, and show a short form of it.
 
     Args:
         shown: arguments of `progress`.
 
     Raises:
-        Failed: it ended with another status than 0.
-        KeyboardInterrupt: it was asked to stop.
+        Failed: the command ended with a status other than 0.
+        KeyboardInterrupt: the command was asked to stop.
     """
     last_line = "nothing said"
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -153,7 +151,7 @@ def stream(command: list[str], log: Path, mode: str = "ab", **shown: int) -> Non
         try:
             for last_line in progress(lines(), **shown):
                 print(last_line, flush=True)
-        except BaseException:  # nobody reads what is shown, or the disk is full: without its log it is not to go on
+        except BaseException:  # the reader of our output is gone, or the disk is full: do not go on without a log
             process.kill()
             raise
     if process.returncode in (INTERRUPTED, *(-number for number in STOP)):
@@ -164,13 +162,13 @@ def stream(command: list[str], log: Path, mode: str = "ab", **shown: int) -> Non
 
 
 def produce(command: list[str], out: Path, sentences: int = 0) -> None:
-    """Write the output of a command of fairseq's to a file, whole or not at all.
+    """Write the output of a command of fairseq to a file, completely or not at all.
 
     Args:
-        sentences: number in the test set, if it translates one.
+        sentences: number of sentences to translate; 0 for a command that does not translate.
 
     Raises:
-        Failed: it ended with another status than 0.
+        Failed: the command ended with a status other than 0.
     """
     with replacing(out) as part:
         stream(command, part, "wb", sentences=sentences)

@@ -1,4 +1,4 @@
-"""A recipe, or a grid of runs: its YAML, the user's settings, and its folders."""
+"""Recipes and grids of runs: their YAML files, the user's settings, and their folders."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 import yaml
@@ -20,30 +19,29 @@ from pydantic import BaseModel
 
 from recipes.jobs import Needs
 from recipes.kinds import KINDS
-from recipes.settings import Machine, Settings, Training
+from recipes.settings import Machine, Settings, Training, described, validated
 from recipes.steps import gpus
-from recipes.validation import described, validated
 
 log = logging.getLogger(__name__)
 HERE = Path(__file__).parent
-MAKES = {"PYTHON", "VENV", "TORCH", "PYTEST", "TARGET", "RECIPE"}
-"""Variables of the Makefile's own."""
+MAKEFILE_VARIABLES = {"PYTHON", "VENV", "TORCH", "PYTEST", "TARGET", "RECIPE"}
+"""Variables that the Makefile itself reads. They are not settings."""
 
 
 class Raw(BaseModel, extra="forbid", frozen=True):
-    """A raw text of both languages, and its source."""
+    """A raw text in both languages, and where it comes from."""
 
     members: list[str]
     archive: str | None = None
-    """without one, the files are in the folder DATA"""
+    """None: the files are in the folder DATA"""
     kind: Literal["plain", "tags", "segments"] = "plain"
     straight_apostrophe: bool = False
     tokenise: list[str] = []
-    """options of the step that tokenises it"""
+    """options of its tokenising step"""
 
 
 class Split(BaseModel, extra="forbid", frozen=True):
-    """Train, valid or test: texts in their order, and which of their pairs."""
+    """The training, validation or test set: the texts it joins, and the pairs it keeps of them."""
 
     texts: list[str]
     keep: Literal["rest", "nth"] | None = None
@@ -55,20 +53,21 @@ class File(BaseModel, extra="forbid", frozen=True):
     kind: str
     folder: str = ""
     needs: Needs = Needs()
-    """of a cluster"""
+    """what its jobs need on a cluster"""
     raw: str = ""
+    """folder of the raw text below RUNS; by default in the text's folder"""
     fixed: dict[str, Any] = {}
     """settings that the user cannot change"""
     unused: list[str] = []
-    """settings of its kind that have no effect on it, which the user cannot give either"""
+    """settings of its kind that have no effect on this recipe, so the user cannot give them"""
     settings: dict[str, Any] = {}
     presets: dict[str, dict[str, Any]]
     axes: dict[str, str] = {}
-    """of a grid: by name the settings of their places, in the order of a folder's name; the seed is the last"""
+    """a grid's axes, in the order in which they name a run, the seed last, each with the setting of its values"""
     named: dict[str, str] = {}
-    """of a grid: the parts of its folder's name, by the settings that a user changes"""
+    """settings that change the name of a grid's folder, each with the part that it adds"""
     options: dict[str, Any] = {}
-    """fairseq-train's; of a grid those for `all` runs, and for some; a setting's name in braces is its value"""
+    """options of fairseq-train; a grid has several groups, and {NAME} stands for the value of a setting"""
     sizes: dict[str, dict[str, Any]] = {}
     texts: dict[str, Raw] = {}
     splits: dict[str, Split] = {}
@@ -88,19 +87,19 @@ class File(BaseModel, extra="forbid", frozen=True):
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Those settings by their other names."""
+        """Names of settings by their aliases."""
         fields = ((name, self.model.model_fields[name].alias) for name in self.names)
         return {alias: name for name, alias in fields if alias}
 
     @property
     def preset(self) -> str:
-        """The one for this machine, where there is one for GPUs and one without; or the first."""
+        """The default preset: `gpu` or `cpu` by this machine if a recipe has both, otherwise the first."""
         if {"cpu", "gpu"} <= self.presets.keys() and not self.is_grid:
             return "gpu" if gpus.visible() else "cpu"
         return next(iter(self.presets))
 
     def values(self, size: str, preset: str) -> dict[str, Any]:
-        """The settings before the user gives any."""
+        """The settings as they are before the user changes any."""
         return {**self.settings, **self.fixed, **self.sizes.get(size, {}), **self.presets[preset], "PRESET": preset}
 
 
@@ -111,18 +110,22 @@ class Recipe:
     file: File
     settings: Any
     size: str = ""
-    """the part of the target that names one"""
-    given: dict[str, str] = field(default_factory=dict)
-    """the user's values"""
+    """the size that the target names, as 18l in wmt14-ende-18l"""
+    user_values: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def words(self) -> list[str]:
+        """The user's values, as words of a command line."""
+        return [f"{name}={value}" for name, value in self.user_values.items()]
 
     @property
     def name(self) -> str:
-        """The folder that all its runs share, under RUNS."""
+        """The folder of all runs of this recipe, below RUNS."""
         return self.file.folder.format(**dict(self.settings))
 
     @property
     def row(self) -> str:
-        """Its name in results.csv."""
+        """The recipe's name in results.csv."""
         return self.target if self.size else self.name
 
     @property
@@ -131,7 +134,7 @@ class Recipe:
 
     @property
     def text(self) -> Path:
-        """The folder of the text. Those of before 0.2.0 have no keys: they stay, and the text is made again beside."""
+        """The folder of the text. A text made before version 0.2.0 has no keys: it stays, and `text` has a new one."""
         old = self.base / "data"
         return self.base / "text" if (old / "settings.json").exists() and not (old / ".keys").exists() else old
 
@@ -151,20 +154,20 @@ class Recipe:
 
     @property
     def command(self) -> str:
-        """The command that made it, without the run's METHOD and SEED: with others it makes a run to set next to it.
+        """The command that made the run, without METHOD and SEED. With other values of them it makes a comparable run.
 
-        Settings of threads and GPUs are left out: they may be others in each shell.
+        The settings of threads and GPUs are left out, since they may differ from shell to shell.
         """
         left_out = {"METHOD", "SEED", "NODE_RANK", "WATCH", *Machine.model_fields} - {"RUNS"}
         left_out |= {"MASTER"} if self.settings.WHERE == "slurm" else set()
         preset = {"PRESET": self.settings.PRESET} if len(self.file.presets) > 1 else {}
-        named = sorted({**preset, **self.given}.items())
-        return shlex.join(["make", self.target, *(f"{name}={value}" for name, value in named if name not in left_out)])
+        values = sorted({**preset, **self.user_values}.items())
+        return shlex.join(["make", self.target, *(f"{name}={value}" for name, value in values if name not in left_out)])
 
 
 @functools.cache
 def files() -> dict[str, tuple[File, str]]:
-    """The YAML of every target, and the size that the target names."""
+    """Each target's YAML file, and the size that the target names."""
     targets: dict[str, tuple[File, str]] = {}
     for path in sorted(HERE.glob("*.yaml")):
         file = File.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
@@ -173,71 +176,75 @@ def files() -> dict[str, tuple[File, str]]:
 
 
 def collect(
-    target: str, words: list[str], known: list[str], options: Sequence[str] = (),
-    aliases: Mapping[str, str] = MappingProxyType({}),
-) -> dict[str, str]:  # fmt: skip
-    """The user's values for the settings of a target: words NAME=VALUE, or the environment; and fairseq's options.
+    target: str, words: list[str], names: list[str], options: Sequence[str] = (), aliases: dict[str, str] | None = None
+) -> dict[str, str]:
+    """The user's values for the settings of a target, from the command line and the environment.
 
-    make puts the values of its command line into the environment, and the names into MAKEFLAGS.
+    make puts the values of its command line into the environment, and their names into MAKEFLAGS.
 
     Args:
-        options: of fairseq-train. One that is a setting's alias is that setting; the others join TRAIN_ARGS.
-        aliases: the settings by their other names.
+        words: NAME=VALUE.
+        names: the settings of the target.
+        options: options of fairseq-train. If an option is the alias of a setting, its value is the setting's; all
+            others are added to TRAIN_ARGS.
+        aliases: names of settings by their aliases.
 
     Raises:
-        ValueError: a word is not a setting, or the first of `options` is not an option.
+        ValueError: a word is not NAME=VALUE, or `options` does not begin with an option.
     """
+    aliases = aliases or {}
     if wrong := next((word for word in words if not re.match(r"[A-Z]\w*=", word)), None):
         raise ValueError(f"{wrong}: expected NAME=VALUE, a setting of {target}. See make help TARGET={target}.")
     if options and not options[0].startswith("--"):
         raise ValueError(f"{options[0]} after --: expected an option of fairseq-train, as in -- --dropout 0.2.")
     _, _, after = os.environ.get("MAKEFLAGS", "").partition("-- ")
-    on_line = {word.partition("=")[0] for word in re.split(r"(?<!\\)\s+", after) if "=" in word} - MAKES
-    values = {name: os.environ[name] for name in [*known, *on_line] if name in os.environ}
-    given = dict(word.split("=", 1) for word in words)
-    quiet = on_line | given.keys() | Machine.model_fields.keys() - {"RUNS"}
+    on_line = {word.partition("=")[0] for word in re.split(r"(?<!\\)\s+", after) if "=" in word} - MAKEFILE_VARIABLES
+    values = {name: os.environ[name] for name in [*names, *on_line] if name in os.environ}
+    from_words = dict(word.split("=", 1) for word in words)
+    quiet = on_line | from_words.keys() | Machine.model_fields.keys() - {"RUNS"}
     if inherited := [f"{name}={value}" for name, value in values.items() if name not in quiet]:
         log.info("From the environment: %s.", " ".join(inherited))
     parser = argparse.ArgumentParser("--", argparse.SUPPRESS, add_help=False, allow_abbrev=False)
-    for option in filter(lambda alias: alias.startswith("--"), aliases):
-        parser.add_argument(option, dest=option)
-    named, others = parser.parse_known_args(options)
-    values |= given | {option: value for option, value in vars(named).items() if value is not None}
+    for alias in aliases:
+        if alias.startswith("--"):
+            parser.add_argument(alias, dest=alias)
+    aliased, others = parser.parse_known_args(options)
+    values |= from_words | {alias: value for alias, value in vars(aliased).items() if value is not None}
     if others:
         values["TRAIN_ARGS"] = f"{values.get('TRAIN_ARGS', '')} {shlex.join(others)}".strip()
     return {aliases.get(name, name): value for name, value in values.items()}
 
 
-def read(target: str, given: dict[str, str]) -> Recipe:
+def read(target: str, user_values: dict[str, str]) -> Recipe:
     """The recipe of a target, with the user's values.
 
     Raises:
-        ValueError: a setting is unknown or wrong.
+        ValueError: a setting is unknown or invalid.
     """
     file, size = files()[target]
-    if unknown := next((name for name in given if name not in file.names), None):
+    if unknown := next((name for name in user_values if name not in file.names), None):
         near = difflib.get_close_matches(unknown, file.names, 1)
         like = f" {near[0]} is one." if near else ""
         raise ValueError(
-            f"{unknown}={given[unknown]} is not a setting of {target}.{like} See make help TARGET={target}."
+            f"{unknown}={user_values[unknown]} is not a setting of {target}.{like} See make help TARGET={target}."
         )
-    preset = given.get("PRESET") or file.preset
+    preset = user_values.get("PRESET") or file.preset
     if preset not in file.presets:
         raise ValueError(f"PRESET={preset} is unknown; expected {' or '.join(file.presets)}.")
-    values = file.values(size, preset) | given
-    if values.get("EPOCHS") and "UPDATES" in given:
+    values = file.values(size, preset) | user_values
+    if values.get("EPOCHS") and "UPDATES" in user_values:
         raise ValueError(
-            f"UPDATES={given['UPDATES']} is given, and EPOCHS={values['EPOCHS']} says how long it trains; give another "
-            "EPOCHS=, or EPOCHS= empty."
+            f"UPDATES={user_values['UPDATES']} is given, and EPOCHS={values['EPOCHS']} says how long it trains; give "
+            "another EPOCHS=, or EPOCHS= empty."
         )
-    return Recipe(target, file, validated(file.model, values), size, given)
+    return Recipe(target, file, validated(file.model, values), size, user_values)
 
 
-def help_lines(target: str, given: Mapping[str, str] = MappingProxyType({})) -> list[str]:
-    """A recipe's presets and the settings that have an effect, with the user's values."""
+def help_lines(target: str, user_values: dict[str, str]) -> list[str]:
+    """A recipe's presets, and the settings that have an effect, with the user's values."""
     file, size = files()[target]
-    values = {**file.values(size, given.get("PRESET") or file.preset), **given}
-    without = {name for name, value in values.items() if isinstance(value, dict)}
-    without |= {"UPDATES"} if values.get("EPOCHS") else set()
+    values = file.values(size, user_values.get("PRESET") or file.preset) | user_values
+    hidden = {name for name, value in values.items() if isinstance(value, dict)}
+    hidden |= {"UPDATES"} if values.get("EPOCHS") else set()
     lines = [f"make {target} PRESET={'|'.join(file.presets)}", ""]
-    return [*lines, *described(file.model, [name for name in file.names if name not in without], values)]
+    return [*lines, *described(file.model, [name for name in file.names if name not in hidden], values)]

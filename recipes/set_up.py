@@ -2,16 +2,17 @@
 
     python3 -m recipes.set_up .venv cu126 python3.12
 
-The arguments are the folder, the torch to install (a name of BUILDS, or a requirement of pip) and the Python to make it
-from. An empty torch or Python means the one of last time.
+The arguments are the folder, the torch to install (a name in BUILDS, or a pip requirement) and the Python to make the
+environment from. An empty torch or Python means the same as last time.
 
-It runs before there is an environment, so it imports only the standard library. requirements.lock has everything but
-torch, with hashes; `make lock` renews it. It leaves out torchaudio, which fairseq-fixed asks for: nothing here uses it,
-transformers imports it if it is installed, and the newest does not load next to torch 2.13.
+This program runs before an environment exists, so it imports only the standard library. requirements.lock has every
+package but torch, with hashes; `make lock` renews it. It leaves out torchaudio, a dependency of fairseq-fixed: nothing
+here uses torchaudio, transformers imports it if it is installed, and its newest version does not load next to torch
+2.13.
 
-All builds of torch are of the version that the tests run with. cu126 is the only one with kernels for cards before
-compute capability 7.5, as the V100 is, since torch 2.11 (pytorch#172352), and takes drivers too old for CUDA 13; torch
-2.14 is the last version that has it (pytorch#190385). Only the cpu build has been run.
+All builds of torch have the version that the tests run with. Since torch 2.11, cu126 is the only build with kernels for
+cards before compute capability 7.5, such as the V100 (pytorch#172352). It also works with drivers that are too old for
+CUDA 13. torch 2.14 is the last version with this build (pytorch#190385). Only the cpu build has been run.
 """
 
 from __future__ import annotations
@@ -27,26 +28,27 @@ from contextlib import contextmanager
 from pathlib import Path
 
 LOCK = Path("requirements.lock")
-# fairseq-fixed is built with these. pip prepares a whole list before it installs any of it.
+# The build of fairseq-fixed needs these. They are installed first, because pip prepares all packages of a list (and
+# builds them) before it installs any.
 BUILD = ("cython", "numpy", "setuptools", "wheel")
 PARTS = ("ready", "pyvenv.cfg", "bin", "include", "lib", "lib64", "share")
-"""The parts that are removed before an environment is made again."""
+"""The parts to remove before an environment is made again."""
 OLDEST = (3, 11)
 VERSION = "2.13.0"
 INDEX = "--extra-index-url https://download.pytorch.org/whl"
-"""For torch only: its dependencies are on PyPI."""
-# PyPI has the build of today's CUDA for Linux; elsewhere it has one for CPUs.
+"""pip's option for torch itself. Its dependencies come from PyPI."""
+# PyPI's build is for the current CUDA on Linux, and for CPUs elsewhere.
 BUILDS = {
     "cpu": f"torch=={VERSION}+cpu {INDEX}/cpu" if platform.system() == "Linux" else f"torch=={VERSION}",
     "cuda": f"torch=={VERSION}",
     "cu126": f"torch=={VERSION}+cu126 {INDEX}/cu126",
 }
 TODAYS_CAPABILITY, TODAYS_DRIVER = 7.5, 580
-"""The oldest card and driver of the build `cuda`. The driver: NVIDIA's table of minor-version compatibility."""
+"""The oldest card and driver that the build `cuda` supports (NVIDIA's table of minor-version compatibility)."""
 
 
 def output_of(*command: str | Path) -> str:
-    """A command's output; empty if it fails."""
+    """The output of a command; empty if the command fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError:
@@ -59,10 +61,10 @@ def version(python: str | Path) -> str:
 
 
 def base_python(venv: Path, asked: str) -> str:
-    """The Python to make it from: the given one, the one of last time, or python3.
+    """The Python to make the environment from: the given one, the one of last time, or python3.
 
     Raises:
-        ValueError: it cannot be run, or is too old.
+        ValueError: that Python cannot be run, or is too old.
     """
     python = asked or output_of(venv / "bin/python", "-c", "import sys; print(sys._base_executable)") or "python3"
     release = version(python) or "nothing that can be run"
@@ -81,7 +83,7 @@ def build_for_cards() -> str:
 
 @contextmanager
 def locked(venv: Path) -> Iterator[None]:
-    """Wait until nothing runs in the environment (steps/guard.use_environment), and no other process sets it up."""
+    """Wait until no process runs in the environment (steps/guard.use_environment) or sets it up."""
     venv.mkdir(parents=True, exist_ok=True)
     with (venv / "lock").open("a") as lock:
         try:
@@ -95,18 +97,18 @@ def locked(venv: Path) -> Iterator[None]:
 
 
 def recorded_build(venv: Path) -> str:
-    """The torch that it was made with; empty for an environment that this program did not make."""
+    """The torch that the environment was made with; empty if this program did not make the environment."""
     path = venv / "torch"
     return path.read_text(encoding="utf-8").strip() if path.exists() else ""
 
 
 def asks_for_another(venv: Path, torch: str, python: str) -> bool:
-    """Whether another torch or Python is asked for: fairseq is compiled for both."""
+    """Whether torch or Python differ from those of the environment. fairseq is compiled for both."""
     return torch not in ("", recorded_build(venv)) or (bool(python) and version(python) != version(venv / "bin/python"))
 
 
 def is_current(venv: Path, torch: str, python: str) -> bool:
-    """Whether it is complete, newer than setup.py and the lock file, and of the torch and Python that are asked for."""
+    """Whether the environment is complete, newer than setup.py and the lock file, and has this torch and Python."""
     ready = venv / "ready"
     if not ready.exists() or any(path.stat().st_mtime > ready.stat().st_mtime for path in (Path("setup.py"), LOCK)):
         return False
@@ -114,10 +116,10 @@ def is_current(venv: Path, torch: str, python: str) -> bool:
 
 
 def make(venv: Path, torch: str, python: str) -> None:
-    """Make it from scratch if it must be, and record the build of torch, so that a machine without a card keeps it.
+    """Make the environment anew if necessary. Record the build of torch, so that a machine without a card keeps it.
 
     Raises:
-        ValueError: this program did not make it (it has no file `torch`), so it is not removed.
+        ValueError: the environment must be made anew, but this program did not make it: it has no file `torch`.
     """
     chosen = base_python(venv, python)
     whole = output_of(venv / "bin/python", "-c", "import pip; print(pip)") and not asks_for_another(venv, torch, python)
@@ -131,9 +133,9 @@ def make(venv: Path, torch: str, python: str) -> None:
 
 
 def install(venv: Path) -> None:
-    """Install torch first: fairseq-fixed is compiled against it. An isolated build would fetch a second torch."""
-    # Where CUDA_HOME is set, fairseq-fixed compiles CUDA kernels that nothing here uses, and stops at a toolkit of
-    # another version than torch's.
+    """Install everything, torch first: fairseq-fixed is compiled against it. (An isolated build fetches another.)"""
+    # With CUDA_HOME, fairseq-fixed would compile CUDA kernels that nothing here uses, and fail if the versions of the
+    # toolkit and of torch differ.
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_HOME"}
     asked = recorded_build(venv)
     message = f"Setting up {venv}: torch ({asked}; TORCH= takes another), fairseq and the tools, a few minutes."

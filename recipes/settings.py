@@ -1,16 +1,18 @@
-"""The settings of the recipes: names, types, meanings, and which go together. recipe.py reads them.
+"""The settings of the recipes: their names, types, meanings, checks of which values go together, errors and help.
 
-Here are those of every target and of training one model; kinds.py has those that each kind adds. A recipe's YAML has
-only what differs from the defaults. A user's NAME=VALUE comes before a preset's value, and that before the recipe's.
+This module has the settings of every target, and of recipes that train one model; kinds.py adds those of each kind. A
+recipe's YAML file has only the values that differ from the defaults. A user's NAME=VALUE overrides the preset's value,
+which overrides the recipe's.
 
-An alias is another name for the same setting: an option of fairseq-train, or the setting's name in earlier versions.
+An alias is a second name of a setting: an option of fairseq-train, or the setting's name in earlier versions.
 """
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -22,12 +24,14 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ValidationError,
     model_validator,
 )
 
 from fairseq_admin.method.schemes import MODEL_SCHEMES, RULES, SCHEMES
 
 T = TypeVar("T")
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def _folder(path: str) -> str:
@@ -43,26 +47,22 @@ def _there(path: str) -> str:
 
 
 Maybe = Annotated[T | None, BeforeValidator(lambda value: None if value == "" else value)]
-"""Empty means None."""
+"""An empty text means None."""
 Options = Annotated[
     tuple[T, ...], BeforeValidator(lambda value: shlex.split(value) if isinstance(value, str) else value)
 ]
-"""Several, as a shell divides them."""
+"""Several values, divided as a shell divides words."""
 Share = Annotated[float, Field(ge=0, lt=1)]
 Folder = Annotated[str, AfterValidator(_folder)]
 Data = Annotated[Folder, AfterValidator(_there)]
 Pair = Annotated[str, Field(pattern=r"^\w+-\w+$")]
-if TYPE_CHECKING:
-    Scheme = str
-    Rule = str
-else:
-    Scheme = Literal[MODEL_SCHEMES]
-    Rule = Literal[RULES]
+Scheme: TypeAlias = Literal[MODEL_SCHEMES]  # type: ignore[valid-type]
+Rule: TypeAlias = Literal[RULES]  # type: ignore[valid-type]
 Tokenising = Literal["lowercase", "normalise", "aggressive_dashes", "escape", "perl"]
 
 
 class Machine(BaseModel):
-    """Settings of every target: its folder, and the environment of its processes."""
+    """Settings of every target: the folder that it writes to, and the environment of its processes."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, validate_default=True,
@@ -78,17 +78,17 @@ class Machine(BaseModel):
     GOMP_SPINCOUNT: str | None = None
     """how long they spin"""
     GLIBC_TUNABLES: str = "glibc.malloc.hugetlb=1"
-    """memory in pages of 2 MB, where Linux has glibc 2.35 or newer"""
+    """memory in pages of 2 MB, on Linux with glibc 2.35 or newer"""
     CUDA_VISIBLE_DEVICES: str | None = None
     """GPUs that may be used"""
 
     def exported(self) -> dict[str, str]:
-        """The environment.
+        """The environment variables of a recipe's processes.
 
-        Threads that wait for one another spin for a moment, as long as most waits are, and then sleep: those that only
-        spin are many times slower on a machine that is busy, and those that only sleep slower on one that is not. With
-        memory in pages of 2 MB a small model's update takes less time on a CPU, and a large one's no more. What
-        fairseq and its libraries warn of about one another is nothing that the user can fix.
+        A waiting thread spins for a moment, as long as most waits last, and then sleeps. Threads that only spin are
+        many times slower on a busy machine; threads that only sleep are slower on an idle one. Memory in pages of 2 MB
+        makes a small model's update faster on a CPU, and a large model's no slower. Warnings of fairseq and its
+        libraries about one another are hidden, since the user cannot fix them.
         """
         spinning = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"} if self.OMP_WAIT_POLICY is None else {}
         always = {"PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1", "PYTHONWARNINGS": "ignore"}
@@ -128,18 +128,7 @@ class Settings(Machine):
     def _goes_together(self) -> Settings:
         if self.WIDTH % self.HEADS:
             raise ValueError(f"WIDTH={self.WIDTH} is not a multiple of HEADS={self.HEADS}. Give another of them.")
-        for name, updates in self.lengths().items():
-            if updates % self.SAVE_EVERY:
-                multiple = max(1, updates // self.SAVE_EVERY) * self.SAVE_EVERY
-                raise ValueError(
-                    f"{name}={updates} is not a multiple of SAVE_EVERY={self.SAVE_EVERY}, so the last updates would be "
-                    f"in no checkpoint. Give {name}={multiple}, or another SAVE_EVERY."
-                )
         return self
-
-    def lengths(self) -> dict[str, int]:
-        """The settings that count updates in whole intervals of SAVE_EVERY."""
-        return {"UPDATES": self.UPDATES}
 
 
 class Training(Settings):
@@ -151,15 +140,13 @@ class Training(Settings):
     """rule by which Admin sets omega; other schemes have none"""
     SEED: NonNegativeInt = Field(1, alias="--seed")
     """seed of the weights, the batches and dropout"""
-    WANDB: str = Field("", alias="--wandb-project")
-    """project of Weights & Biases to log to"""
     ANALYSES: Options[Literal["dependency", "output-change"]] = ("dependency", "output-change")
     """parts of the papers' analysis in the report"""
 
     EPOCHS: Maybe[PositiveInt] = Field(None, alias="--max-epoch")
-    """length of a run in epochs, in place of UPDATES, with a checkpoint at the end of each"""
+    """length of a run in epochs, instead of UPDATES, with a checkpoint at the end of each"""
     AVERAGE: PositiveInt = 5
-    """number of last checkpoints that are averaged"""
+    """number of last checkpoints to average"""
 
     MERGES: PositiveInt = 1000
     """merges of byte-pair encoding"""
@@ -175,25 +162,25 @@ class Training(Settings):
     DEVICE: Literal["cpu", "gpu"] = "cpu"
     """device to train on"""
     TOKENS: Maybe[PositiveInt] = None
-    """tokens of an update, on all devices together"""
+    """tokens of an update, over all devices"""
     DEVICE_TOKENS: PositiveInt = 4096
     """tokens of the papers' batch on one device"""
     BY_MEMORY: dict[int, PositiveInt] = {}
     """tokens of a batch by the GB of a GPU"""
     MAX_TOKENS: Maybe[PositiveInt] = Field(None, alias="--max-tokens")
-    """tokens of a batch on one device, at most"""
+    """largest number of tokens in a batch on one device"""
     UPDATE_FREQ: PositiveInt = Field(1, alias="--update-freq")
     """batches of an update on each device, if TOKENS is not set"""
     GPUS: Maybe[PositiveInt] = None
     """GPUs of a machine; by default all that are visible, or one on a cluster"""
     MEMORY: Maybe[PositiveFloat] = None
-    """GB of a GPU, in place of nvidia-smi's number"""
+    """GB of a GPU, instead of nvidia-smi's number"""
     NODES: PositiveInt = 1
     """number of machines; each runs the same command"""
     NODE_RANK: Maybe[NonNegativeInt] = Field(None, alias="NODE")
     """number of this machine, from 0; Slurm sets it"""
     MASTER: str = ""
-    """HOST:PORT at which the first machine is reached; WHERE=slurm sets it"""
+    """HOST:PORT of the first machine; WHERE=slurm sets it"""
     PRICE: Maybe[NonNegativeFloat] = None
     """price of a device per hour, for preflight"""
 
@@ -224,10 +211,46 @@ class Training(Settings):
             raise ValueError(f"NODE_RANK={self.NODE_RANK} is not one of NODES={self.NODES}; expected {expected}.")
         return self
 
-    def lengths(self) -> dict[str, int]:
-        return {}
-
     @property
     def rule(self) -> str:
-        """The rule by which omega is set; empty for a scheme without omega."""
+        """The rule that sets omega; empty for a scheme without omega."""
         return self.INIT if SCHEMES[self.METHOD].omega else ""
+
+
+# -- errors and help ------------------------------------------------------------------------------------------------
+
+
+def validated(model: type[Model], values: dict[str, Any]) -> Model:
+    """The model of these values.
+
+    Raises:
+        ValueError: a value is invalid, or some values contradict each other; the message has one line.
+    """
+    try:
+        return model(**values)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        message = fault["msg"].removeprefix("Value error, ")
+        if not fault["loc"]:
+            raise ValueError(message) from None
+        name = str(fault["loc"][0])
+        if fault["type"] == "extra_forbidden":
+            raise ValueError(f"{name} is unknown; expected one of {', '.join(model.model_fields)}.") from None
+        meaning = " ".join((model.model_fields[name].description or "").split())
+        if fault["type"] == "missing":
+            raise ValueError(f"{name}= is missing; expected {meaning}.") from None
+        expected = f"expected {message}" if fault["type"] == "value_error" else message[0].lower() + message[1:]
+        value = values.get(name, fault["input"])
+        raise ValueError(f"{name}={value} is invalid: {expected}{f' ({meaning})' if meaning else ''}.") from None
+
+
+def described(model: type[BaseModel], names: Iterable[str], values: dict[str, Any]) -> Iterator[str]:
+    """A line for each of the named fields: name, value (or else the default), meaning, choices."""
+    schemas = model.model_json_schema(by_alias=False)["properties"]
+    for name in names:
+        schema = schemas[name]
+        value = values.get(name, schema.get("default"))
+        shown = "" if value in (None, "", [], {}) else f"={' '.join(map(str, value)) if type(value) is list else value}"
+        choices = " ".join(schema.get("enum") or schema.get("items", {}).get("enum") or ()).strip()
+        meaning = filter(None, [" ".join(schema.get("description", "").split()), choices])
+        yield f"{name}{shown}: {'; one of: '.join(meaning)}"

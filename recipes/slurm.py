@@ -1,10 +1,12 @@
-"""Jobs on a Slurm cluster: scripts for sbatch, each of which begins once the job before it has succeeded (afterok).
+"""Jobs on a Slurm cluster: scripts for sbatch. Each job begins when the job before it has succeeded (afterok).
 
-A recipe is three jobs: its text, its training, and the rest. A grid is a job that makes the text and submits the runs
-that are next as an array, with itself after them; so nothing waits for a cluster but the cluster.
+A recipe is three jobs: its text, its training, and everything after that. A grid is one job, which makes the text,
+submits the runs of the next stage as an array, and submits itself again after them. So no process outside the cluster
+has to wait.
 
-A job that is preempted, that runs out of time or whose node fails is put back in the queue, by Slurm or by its script:
-its command starts again, and goes on from what it has saved. A script is in the queue at most once, by its path.
+If a job is preempted, runs out of time or loses its node, Slurm or the job's script puts it back into the queue. Its
+command then starts again and goes on from what it has saved. The path of a script identifies its job, and the script
+is in the queue at most once.
 """
 
 from __future__ import annotations
@@ -25,23 +27,21 @@ import yaml
 from pydantic import BaseModel, PositiveFloat, PositiveInt
 
 from recipes.jobs import SCRIPT, Job, Needs
-from recipes.processes import INTERRUPTED
 from recipes.recipe import Recipe
-from recipes.settings import Settings
-from recipes.steps.common import write_lines
+from recipes.settings import Settings, validated
+from recipes.steps.common import INTERRUPTED, write_lines
 from recipes.steps.guard import locked
 from recipes.training import Pipeline
-from recipes.validation import validated
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 20
-"""Time between looks at the queue."""
+"""Time between queries of the queue."""
 WARNING_SECONDS = 300
-"""Time that a job has to save its work before its time is over, at most."""
+"""Longest time before the time limit at which Slurm signals a job to save its work."""
 MAX_REQUEUES = 1000
-"""How often a job goes on that its time, or another job, has ended early."""
+"""How often a job that was ended early is put back into the queue."""
 LOADERS = 2
-"""Processes that load batches for each GPU (--num-workers of fairseq)."""
+"""Processes that load batches for each GPU (fairseq's --num-workers)."""
 BODY = """
 export {marker}={script} SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 export MASTER="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):$((20000 + SLURM_JOB_ID % 20000))"
@@ -50,7 +50,7 @@ logs=({logs})
 exec >> "${{logs[${{SLURM_ARRAY_TASK_ID:-0}}]}}" 2>&1
 status=0
 eval "srun --kill-on-bad-exit=1 ${{commands[${{SLURM_ARRAY_TASK_ID:-0}}]}}" || status=$?
-# Asked to stop, its work saved; a job that scancel ended is no longer running.
+# The work was asked to stop, and is saved. After scancel, the state of the job is not RUNNING.
 if [ $status = {interrupted} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ] \\
     && [ "$(squeue --noheader --job "$SLURM_JOB_ID" --format %T)" = RUNNING ]; then
   trap "" TERM    # Slurm ends this job's processes as soon as it is asked, and scontrol is one of them
@@ -61,29 +61,29 @@ exit $status
 
 
 class Slurm(BaseModel, extra="forbid", use_attribute_docstrings=True):
-    """A user's slurm.yaml, the settings of the cluster. Names and meanings are those of sbatch's options."""
+    """The user's slurm.yaml: the settings of the cluster, named after sbatch's options."""
 
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
     constraint: str | None = None
     hours: PositiveFloat | None = None
-    """a job's time limit, in place of the recipe's"""
+    """time limit of a job, instead of the recipe's"""
     memory: PositiveFloat | None = None
-    """GB of each node, in place of the recipe's"""
+    """GB of each node, instead of the recipe's"""
     cpus: PositiveInt | None = None
-    """cores for each GPU, or for a job without one, in place of the recipe's"""
+    """cores for each GPU, or for a job without GPUs, instead of the recipe's"""
     setup: list[str] = []
     """lines of shell before a job, as in: module load cuda"""
     options: dict[str, bool | str | int] = {}
-    """any other option of sbatch, by name; true for one that has no value"""
+    """any other options of sbatch, by name; true for an option without a value"""
 
 
 def read_settings(path: Path) -> Slurm:
-    """The settings in a slurm.yaml; without the file, the cluster's defaults.
+    """Read a slurm.yaml. Without the file, the cluster's defaults hold.
 
     Raises:
-        ValueError: something in it is unknown or wrong.
+        ValueError: a setting in the file is unknown or invalid.
     """
     try:
         return validated(Slurm, (yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None) or {})
@@ -112,7 +112,7 @@ def sbatch_options(needs: Needs, slurm: Slurm) -> dict[str, object]:
 
 
 def write_script(path: Path, jobs: Sequence[Job], parallel: int, needs: Needs, slurm: Slurm) -> None:
-    """A script for sbatch: one job, or an array of jobs, `parallel` of them at a time."""
+    """Write a script for sbatch: of one job (parallel=0), or of an array of jobs, `parallel` of them at a time."""
     options = {"job-name": path.stem, "output": path.with_suffix(".out"), "chdir": Path.cwd()}
     options |= {"array": f"0-{len(jobs) - 1}%{parallel}"} if parallel else {}
     lines = [
@@ -130,10 +130,10 @@ def write_script(path: Path, jobs: Sequence[Job], parallel: int, needs: Needs, s
 
 
 def output_of(*command: str | Path) -> str:
-    """Output of one of Slurm's commands.
+    """The output of one of Slurm's commands.
 
     Raises:
-        ValueError: it failed.
+        ValueError: the command failed.
     """
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -142,7 +142,7 @@ def output_of(*command: str | Path) -> str:
 
 
 def queued() -> dict[Path, list[tuple[str, str]]]:
-    """The user's jobs in Slurm's queue: id and state of each, by the path of its script."""
+    """The user's jobs in Slurm's queue: the id and state of each job, by the path of its script."""
     scripts: dict[Path, list[tuple[str, str]]] = {}
     for line in output_of("squeue", "--me", "--array", "--noheader", "--format=%F %T %o").splitlines():
         number, state, script = line.split(maxsplit=2)
@@ -151,13 +151,13 @@ def queued() -> dict[Path, list[tuple[str, str]]]:
 
 
 def submit(path: Path, after: str = "") -> str:
-    """Submit a script, to begin once the job `after` has succeeded; the id of its job."""
+    """Submit a script, which begins once the job `after` has succeeded. Returns the id of the new job."""
     options = [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"] if after else []
     return output_of("sbatch", "--parsable", *options, path).strip().partition(";")[0]
 
 
 def parts(pipeline: Pipeline, goal: str) -> Iterator[tuple[str, Job]]:
-    """The jobs of a recipe, in order: text, training, the rest. Each runs the same command with a goal."""
+    """The jobs of a recipe, in order: text, training, the rest. Each job runs one target of the recipe."""
     recipe, machine = pipeline.recipe, pipeline.machine
     needs, gpus = recipe.file.needs, 0 if machine.cpu else machine.gpus
     needed_by = {"prepare": needs}
@@ -167,24 +167,22 @@ def parts(pipeline: Pipeline, goal: str) -> Iterator[tuple[str, Job]]:
         needed_by[goal] = replace(needs, gpus=min(1, gpus))
     for part, needed in needed_by.items():
         target = recipe.target if part == "all" else f"{recipe.target}-{part}"
-        folder = recipe.text if part == "prepare" else recipe.run  # other runs may wait for the same text
-        yield part, Job(target, command(recipe, target), folder, needed)
-
-
-def command(recipe: Recipe, target: str) -> list[str]:
-    return [sys.executable, "-m", "recipes", target, *(f"{name}={value}" for name, value in recipe.given.items())]
+        folder = recipe.text if part == "prepare" else recipe.run  # runs with the same text share its job
+        yield part, Job(target, [sys.executable, "-m", "recipes", target, *recipe.words], folder, needed)
 
 
 def submit_all(jobs: Sequence[Job], settings: Settings, with_gpus: bool) -> None:
-    """Submit each to begin after the one before it, unless it is in the queue already; WATCH waits for them.
+    """Submit jobs, each to begin after the one before it. Jobs that are in the queue already are not submitted again.
+
+    With WATCH, wait until all have ended.
 
     Raises:
-        ValueError: Slurm does not take them, or this environment cannot run them.
-        SystemExit: nobody waits for them.
+        ValueError: Slurm refuses the jobs, or this environment cannot run them.
+        SystemExit: the jobs are submitted, and WATCH is off.
     """
     if not shutil.which("sbatch"):
         raise ValueError("WHERE=slurm needs sbatch, which is not here. Run this where jobs are submitted from.")
-    import torch  # takes seconds
+    import torch  # takes seconds, so it is not at the top
 
     if with_gpus and not torch.version.cuda:
         raise ValueError(
@@ -212,7 +210,7 @@ def submit_all(jobs: Sequence[Job], settings: Settings, with_gpus: bool) -> None
 
 
 def watch(scripts: Collection[Path]) -> None:
-    """Wait until none of the scripts is in the queue; log how many jobs are in which state."""
+    """Wait until none of the scripts is in the queue, and log how many jobs are in each state."""
     shown = ""
     while states := [state.lower() for path, rows in queued().items() if path in scripts for _, state in rows]:
         text = ", ".join(f"{count} {state}" for state, count in sorted(Counter(states).items()))
@@ -223,11 +221,11 @@ def watch(scripts: Collection[Path]) -> None:
 
 
 def make(pipeline: Pipeline, goal: str) -> None:
-    """Submit those parts of a recipe that are not done.
+    """Submit the parts of a recipe that are not done.
 
     Raises:
-        ValueError: Slurm does not take them; or, of jobs that were waited for, one failed.
-        SystemExit: nobody waits for them.
+        ValueError: Slurm refuses the jobs; or, with WATCH, a job failed.
+        SystemExit: the jobs are submitted, and WATCH is off.
     """
     chain = pipeline.chain()
     jobs = [job for part, job in parts(pipeline, goal) if chain.plan(pipeline.goals[part])]
@@ -238,19 +236,20 @@ def make(pipeline: Pipeline, goal: str) -> None:
 
 
 def submit_grid(recipe: Recipe, folder: Path, on_cpu: bool) -> None:
-    """Submit a grid: the job that makes its text and submits its runs (`run`)."""
-    job = Job(recipe.target, command(recipe, recipe.target), folder, recipe.file.needs)
-    submit_all([job], recipe.settings, not on_cpu)
+    """Submit a grid as one job, which makes the text and then submits the runs by `run`."""
+    command = [sys.executable, "-m", "recipes", recipe.target, *recipe.words]
+    submit_all([Job(recipe.target, command, folder, recipe.file.needs)], recipe.settings, not on_cpu)
 
 
 def run(jobs: Sequence[Job], needs: Needs, parallel: int, slurm: Slurm, folder: Path) -> Iterator[tuple[Job, int]]:
-    """Inside a grid's job: submit runs as an array, `parallel` at a time, with this job again after them, and end it.
+    """Inside a grid's job: submit runs as an array, `parallel` at a time; submit this job again after them; end it.
 
     Args:
         slurm: the user's settings of the cluster.
-        folder: for the scripts and what Slurm writes; every node sees it.
+        folder: for the scripts and Slurm's messages, on storage that all nodes share.
 
     Raises:
+        ValueError: the runs are in the queue already.
         SystemExit: the jobs are submitted.
     """
     path = folder.absolute() / "runs.sh"

@@ -1,10 +1,11 @@
-"""`python -m recipes status`: which runs there are, how far each is, and who is at work on it.
+"""`python -m recipes status`: all runs, how far each was trained, and the process that works on it.
 
-A run is a folder with a log of its training, anywhere below RUNS.
+A run is a folder below RUNS that has the log of a training.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,18 +14,18 @@ from recipes.steps.guard import locked
 
 
 def holder(guard: Path) -> str:
-    """The process that has a lock; empty if none has."""
+    """The process that holds a lock; empty if the lock is free."""
     name = guard.read_text(encoding="utf-8")
     try:
         with locked(guard, wait=False):
-            guard.write_text(name, encoding="utf-8")  # its last holder is another than this one
+            guard.write_text(name, encoding="utf-8")  # taking the lock wrote this process's name
             return ""
     except ValueError:
         return name or "another process"
 
 
 def state(run: Path) -> str:
-    """Whether a run is done, at work, or stopped, and how far it was trained."""
+    """Whether a run is done, at work or stopped; and how far a stopped run was trained."""
     if worker := next(filter(None, map(holder, sorted(run.glob(".guard*")))), ""):
         return f"at work: {worker}"
     if any((run / name).exists() for name in ("report.html", "result.csv")):
@@ -36,18 +37,20 @@ def state(run: Path) -> str:
 
 
 def lines(words: Sequence[str]) -> Iterator[str]:
-    """A line for each run, by folder.
+    """A line for each run, sorted by folder.
 
     Args:
-        words: RUNS=FOLDER, or none.
+        words: RUNS=FOLDER, or nothing.
 
     Raises:
-        ValueError: there is another word, or no such folder.
+        ValueError: there is another word, or the folder does not exist.
     """
     settings = dict(word.partition("=")[::2] for word in words)
-    runs = Path(settings.pop("RUNS", "runs"))
-    if settings or not runs.is_dir():
-        raise ValueError(f"status {' '.join(words)}: expected RUNS= of a folder that is there, and nothing else.")
+    if settings.keys() - {"RUNS"}:
+        raise ValueError(f"status {' '.join(words)}: expected RUNS=FOLDER, or nothing.")
+    runs = Path(settings.get("RUNS") or os.environ.get("RUNS") or "runs")
+    if settings and not runs.is_dir():
+        raise ValueError(f"RUNS={runs}: no such folder. Give the recipes' RUNS=; without it, it is runs/.")
     folders = {log.parent for log in runs.rglob("train*.log")}
     if not folders:
         yield f"{runs}: no runs yet."

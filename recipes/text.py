@@ -1,4 +1,4 @@
-"""The steps of a translation recipe's text: archives, raw text, tokens, splits, joint BPE, fairseq's binary data."""
+"""The steps of a translation recipe's text: archives, raw text, words, splits, joint BPE, fairseq's binary data."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ SPLITS = ("train", "valid", "test")
 
 
 def binarise(folder: Path, *options: object) -> None:
-    """fairseq's binary data, the target's folder, whole or not at all.
+    """Write a folder of fairseq's binary data, completely or not at all.
 
     Raises:
-        Failed: it could not be made; what fairseq-preprocess said is in preprocess.log next to the folder.
+        Failed: fairseq-preprocess failed. Its output is in preprocess.log next to the folder.
     """
     part = folder.with_name(f"{folder.name}.part")
     for old in (folder, part):
@@ -44,11 +44,11 @@ def compare(folder: Path, languages: Iterable[str], pairs: Mapping[str, str], bl
     """Compare a text with the published one: refuse another number of pairs, and log whether the files are the same.
 
     Args:
-        pairs: how many, by the prefix of their files.
-        blobs: git's ids by file.
+        pairs: the published number of pairs, by the prefix of the files.
+        blobs: git's ids of the published files.
 
     Raises:
-        ValueError: there are more pairs or fewer.
+        ValueError: the number of pairs differs.
     """
     for path, expected in [(folder / f"{name}.{code}", count) for name, count in pairs.items() for code in languages]:
         with path.open("rb") as file:
@@ -62,7 +62,7 @@ def compare(folder: Path, languages: Iterable[str], pairs: Mapping[str, str], bl
     if blobs and not others:
         log.info("%s: the published text, byte for byte.", folder)
     elif others and all(name.startswith("bpe/") for name in others):
-        message = "%s: the published words, in which BPE merged pairs that come equally often in another order: %s."
+        message = "%s: the published words; BPE merged pairs of equal frequency in another order: %s."
         log.info(message, folder, ", ".join(others))
     elif others:
         log.info("%s: not the published text, by git's blob ids: %s.", folder, ", ".join(others))
@@ -76,20 +76,20 @@ def blob_id(content: bytes) -> str:
 def write_rules(out: Path, source: str, target: str, settings: Iterable[str]) -> None:
     """Write text.json, the rules of tokenising, for the steps and for `fairseq-admin translate`.
 
-    Logs which language the tokeniser does not know.
+    Log the languages that the tokeniser does not know.
 
     Raises:
-        ValueError: translations could not be scored.
+        ValueError: the package that scores the target language is missing.
     """
     from sacremoses.corpus import NonbreakingPrefixes
 
-    from recipes.steps.score import bleu_of  # a fifth of a second, which a recipe with nothing to do can spare
+    from recipes.steps.score import bleu_of  # imports sacreBLEU, which takes a fifth of a second
 
     rules = Tokens(source, target, **dict.fromkeys(settings, True))
     known = {*NonbreakingPrefixes().available_langs, "ja", "ko"}
     if unknown := [language for language in (source, target) if language not in known]:
         log.info("The tokeniser does not know %s and treats it as English.", " and ".join(unknown))
-    bleu_of(rules)  # before anything is trained
+    bleu_of(rules)  # fails now, not after the training
     with replacing(out) as part:
         rules.write(part)
 
@@ -112,7 +112,7 @@ class Text:
         return tuple(folder / f"{name}.{language}" for name in names for language in (self.source, self.target))
 
     def record(self) -> dict[str, Any]:
-        """Its settings, as in the settings.json of its runs."""
+        """The text's settings, as the settings.json of its runs has them."""
         s = self.settings
         gather = self._gather("train") if self.recipe.file.splits else []
         kept: dict[str, Any] = {"pair": s.PAIR, "merges": str(s.MERGES), "tokeniser": " ".join(sorted(s.TOKENISER))}
@@ -140,8 +140,9 @@ class Text:
                 f"raw {name}", self.folder, self.both(self.raw, name), partial(self._generate, name),
                 settings={"pairs": self.settings.PAIRS},
             )  # fmt: skip
-        named = [] if self.settings.DATA else [text.archive for text in texts.values() if text.archive]
-        archives = list(dict.fromkeys(name.format(language=it) for name in named for it in (self.source, self.target)))
+        names = [] if self.settings.DATA else [text.archive for text in texts.values() if text.archive]
+        sides = (self.source, self.target)
+        archives = list(dict.fromkeys(name.format(language=side) for name in names for side in sides))
         for archive in archives:
             path = self.recipe.archives / archive
             yield Step(f"download {archive}", self.folder, (path,), partial(self._fetch, path, archives), fetches=True)
@@ -149,12 +150,12 @@ class Text:
             yield from (self._extraction(name, text, language) for language in (self.source, self.target))
 
     def _generate(self, name: str) -> None:
-        from recipes.demo import generate_corpus  # with Babel
+        from recipes.demo import generate_corpus  # imports Babel
 
         generate_corpus.write(name, (self.source, self.target), self.raw / name, self.settings.PAIRS)
 
     def _fetch(self, path: Path, archives: list[str]) -> None:
-        from recipes.steps.download import download  # with requests
+        from recipes.steps.download import download  # imports requests
 
         download(path, Path(self.settings.TABLE), self.settings.URL, archives, self.recipe.file.needs.text)
 
@@ -182,7 +183,7 @@ class Text:
     # -- words and BPE tokens ----------------------------------------------------------------------------------------
 
     def _word_steps(self) -> Iterator[Step]:
-        """All raw texts are there, and no archive is missing, before the first long step begins."""
+        """Tokenising and splitting. These long steps begin only once all raw texts exist."""
         s, splits = self.settings, self.recipe.file.splits
         trains = splits["train"].texts if splits else ["train"]
         names = list(dict.fromkeys(name for split in splits.values() for name in split.texts)) or list(SPLITS)
@@ -218,7 +219,7 @@ class Text:
         yield Step("codes", self.folder, (self.codes,), learn, train, {"merges": s.MERGES}, bpe.VERSION)
         for name in SPLITS:
             clean = s.CLEAN_BPE if name != "test" else ()
-            # fairseq leaves out such pairs of the training text, and says how many.
+            # fairseq itself skips long pairs of the training set, and logs how many.
             too_long = s.TOO_LONG if name != "train" else ""
             words = self.both(self.words, name)
             yield Step(

@@ -1,6 +1,6 @@
-"""The steps of every recipe of one model: its text, which others may share, training, average, model, score, report.
+"""The steps of a recipe that trains one model: text (which runs share), training, average, model, score and report.
 
-translation.py and language_model.py have the model and its score. A training never starts again.
+translation.py and language_model.py add the model's options and its score. A finished training is never repeated.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class Pipeline(ABC):
     arch: str
     task: list[str]
     batch: list[str]
-    """fairseq's options for a batch"""
+    """fairseq's options for batches"""
     validated: list[str] = []
-    """those for validation"""
+    """fairseq's options for batches of validation"""
     final: Path
     """the model"""
     generated: Path
-    """the output that is scored"""
+    """the output to score"""
     test: tuple[Any, ...] = ()
-    """of a translation: prefix of the raw test set, and its languages"""
+    """of a translation: prefix of the raw test set, and its pair of languages"""
 
     def __init__(self, recipe: Recipe, text: Any) -> None:
-        """Args: text: a text.Text, or an object with the same attributes."""
+        """Args: text: a `text.Text`, or an object with the same attributes."""
         self.recipe, self.settings, self.folder, self.text = recipe, recipe.settings, recipe.run, text
         self.machine = machines.plan(recipe.settings)
         self.folded = SCHEMES[self.settings.METHOD].folds
@@ -58,12 +58,12 @@ class Pipeline(ABC):
 
     @abstractmethod
     def model_options(self) -> list[str]:
-        """fairseq's, for the model's sizes."""
+        """fairseq's options for the sizes of the model."""
 
     @abstractmethod
     def score_steps(self) -> Iterable[Step]: ...
 
-    # -- all of it ---------------------------------------------------------------------------------------------------
+    # -- the whole recipe --------------------------------------------------------------------------------------------
 
     @property
     def goals(self) -> dict[str, tuple[Path, ...]]:
@@ -74,13 +74,13 @@ class Pipeline(ABC):
         }  # fmt: skip
 
     def make(self, goal: str) -> None:
-        """Make the files of a goal. Another text is refused once a model was trained on this one."""
+        """Make the files of a goal. Refuse to change the text once a model was trained on it."""
         chain, recipe = self.chain(), self.recipe
         if self.settings.TOKENS and goal != "prepare" and chain.plan([self.trained]):
             print(self.machine, flush=True)
-        warnings.simplefilter("ignore")  # of fairseq and its libraries about one another: nothing the user can fix
+        warnings.simplefilter("ignore")  # fairseq and its libraries warn of one another, which a user cannot fix
         if self.machine.node and in_cluster_job():
-            await_files(self.goals["prepare"])  # the job before made it
+            await_files(self.goals["prepare"])  # an earlier job made the text
         else:
             if recipe.text.name != "data" and not recipe.text.exists():
                 log.info("%s/data is of a version before 0.2.0. It stays; the text is made again in %s.", recipe.base,
@@ -93,7 +93,7 @@ class Pipeline(ABC):
                 chain.make(self.goals[goal])
 
     def chain(self) -> Chain:
-        """The steps. A text that a model was trained on is kept, even if its programs have changed."""
+        """The steps. If a model was trained on the text, the text is kept even if the programs that made it changed."""
         chain = Chain(self.steps())
         run = records.trained_run(self.recipe.base)
         if run and (earlier := chain.keep_versions()):
@@ -104,15 +104,12 @@ class Pipeline(ABC):
         return chain
 
     def text_settings(self) -> records.Settings:
-        """The settings that the text was made with, and the files that it was read from.
-
-        A text with published checksums is known by those.
-        """
+        """The settings and source files of the text. Published checksums stand for the files if there are any."""
         files = {} if isinstance(self.settings, Multi30k) else Chain(self.text.steps()).files()
         return {**self.text.record(), **files}
 
     def check_resume(self, text: records.Settings) -> None:
-        """Refuse to continue the folder's training with other settings, another text or fewer updates."""
+        """Refuse to continue the folder's training with other settings, another text or a shorter length."""
         records.check_unchanged(self.folder / "settings.json", {**self.resume_settings(), **text})
         reached, unit = checkpoints.furthest(self.folder, self.unit), self.unit.upper()
         if reached > self.length:
@@ -122,7 +119,7 @@ class Pipeline(ABC):
             )
 
     def steps(self) -> Iterator[Step]:
-        """The results of other methods, if there are any, are part of the summary and the report."""
+        """Summary and report compare the run with existing results of other methods."""
         s, m, folder = self.settings, self.machine, self.folder
         yield from self.text.steps()
         where = f"{m.nodes} x {m.gpus} x {m.update_freq} batches of up to {m.max_tokens} tokens"
@@ -153,12 +150,15 @@ class Pipeline(ABC):
 
     @property
     def user_dir(self) -> list[str]:
-        """fairseq's option for the plugin, which a folded model does not need."""
+        """fairseq's option that loads the plugin. A folded model needs no plugin."""
         return [] if self.folded else ["--user-dir", "fairseq_admin"]
 
     def optimisation(self) -> list[str]:
-        """Every epoch draws new batches. By default fairseq keeps those of the epoch in which the process began, so a
-        resumed run would see others than an uninterrupted one."""
+        """fairseq's options for the optimizer, the schedule and the loss.
+
+        Every epoch draws new batches (--update-epoch-batch-itr). By default, fairseq repeats the batches of the epoch
+        in which the process began, so a resumed run would see other batches than an uninterrupted run.
+        """
         s = self.settings
         options = {
             "--optimizer": "radam", "--adam-betas": "(0.9, 0.98)", "--weight-decay": 0.0, "--clip-norm": 1.0,
@@ -174,24 +174,24 @@ class Pipeline(ABC):
         return [*self.batch, "--update-freq", str(self.machine.update_freq)]
 
     def resume_settings(self) -> dict[str, Any]:
-        """The settings that a run's checkpoints depend on. More updates continue it. So do other batches and
-        machines, if TOKENS fixes the tokens of an update."""
+        """The settings that a run's checkpoints depend on. The length of the training is not one of them. If TOKENS
+        fixes the tokens of an update, neither are batches and machines."""
         s = self.settings
         batches = self._batches() if s.TOKENS is None else ["--tokens-per-update", str(s.TOKENS)]
         words = [*self.model_options(), *self.optimisation(), *batches, *machines.device(s), *s.TRAIN_ARGS]
         return {"save_every": str(s.SAVE_EVERY), **records.options(words)}
 
     def command_options(self) -> list[str]:
-        """fairseq-train's options, without the data and the length of the training."""
+        """The options of fairseq-train, without the data and the length of the training."""
+        s = self.settings
         return [
             *("--user-dir", "fairseq_admin", *self.task, "--arch", self.arch),
-            *("--admin-scheme", self.settings.METHOD, *self.model_options(), *self.optimisation()),
-            *(*self._batches(), *machines.device(self.settings), *self.machine.rendezvous_options()),
+            *("--admin-scheme", s.METHOD, *self.model_options(), *self.optimisation()),
+            *(*self._batches(), *machines.device(s), *self.machine.rendezvous_options(s.MASTER)),
         ]
 
     def command(self) -> list[str]:
-        """The validation that comes with a checkpoint every so many updates is the only one, hence the endless
-        intervals in epochs."""
+        """The whole command. Only checkpoints of updates are validated, hence the huge intervals in epochs."""
         s, every = self.settings, str(self.settings.SAVE_EVERY)
         if s.EPOCHS:
             length = f"--max-epoch {s.EPOCHS} --save-interval-updates {every} --keep-interval-updates 1"
@@ -202,20 +202,15 @@ class Pipeline(ABC):
         command = [sys.executable, "-m", "recipes.steps.train", str(self.text.binary), *self.command_options()]
         command += [*length.split(), *self.validated, "--save-dir", str(self.folder / "checkpoints")]
         command += ["--no-last-checkpoints", "--tensorboard-logdir", str(self.folder / "tensorboard")]
-        command += ["--wandb-project", s.WANDB] if s.WANDB else []
         return [*command, "--log-format", "json", "--log-interval", str(s.LOG_EVERY), *s.TRAIN_ARGS]
 
     def train(self) -> None:
-        """Go on from the newest checkpoint. Other settings than those of the folder are refused before."""
+        """Train, from the newest checkpoint if there is one. `check_resume` has compared the settings before."""
         if fault := machines.faults(self.machine, self.settings.PRECISION, self.recipe.file.presets):
             raise ValueError(fault)
         (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         node = f"-node{self.machine.node}" if self.machine.node else ""
-        shown = {
-            self.unit: self.length,
-            "smaller_batch": self.machine.smaller_batch or 0,
-            "every": self.settings.LOG_EVERY,
-        }
+        shown = {self.unit: self.length, "smaller_batch": self.machine.smaller_batch, "every": self.settings.LOG_EVERY}
         stream(self.command(), self.folder / f"train{node}.log", **shown)
         if not self.machine.node:
             self.trained.touch()
@@ -223,7 +218,7 @@ class Pipeline(ABC):
     # -- average, model, scores ----------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """Folding compares the two models on the validation set."""
+        """Write the final model: folded, or a copy of the average. Folding compares both on the validation set."""
         self.final.parent.mkdir(parents=True, exist_ok=True)
         for path in self.text.assets:
             shutil.copy(path, self.final.parent)
@@ -234,16 +229,16 @@ class Pipeline(ABC):
             with replacing(self.final) as part:
                 shutil.copy(self.average, part)
 
-    def keep_scores(self, scores: dict[str, str], **made: object) -> None:
-        """Keep the run's row of results.csv, with the settings of averaging and translating."""
+    def keep_scores(self, scores: dict[str, str], **settings: object) -> None:
+        """Write the run's row of results.csv, with the settings of averaging and translating."""
         s = self.settings
         key = {"recipe": self.recipe.row, "method": s.METHOD, "preset": s.PRESET, "seed": str(s.SEED), "rule": s.rule}
-        words = {name: str(value) for name, value in {"average": s.AVERAGE, **made}.items()}
+        words = {name: str(value) for name, value in {"average": s.AVERAGE, **settings}.items()}
         measured = {"tokens": s.TOKENS or self.machine.tokens, **scores, **words}
         results.record(self.folder, Path(s.RUNS, "results.csv"), key, measured)
 
     def _analyse(self, path: Path) -> None:
-        """Analyse a few tokens. If a scheme or text cannot be analysed, a line says so, here and in the report."""
+        """Analyse the model on a few tokens. If the analysis fails, a line says so, here and in the report."""
         path.parent.mkdir(exist_ok=True)
         out, sizes = path.with_suffix(""), ("--tokens", 256, "--json")
         try:

@@ -1,4 +1,4 @@
-"""A translation recipe: text, training, average, fold, translations of the test set, sacreBLEU, summary and report."""
+"""Recipes that train a model to translate: the model's options, the translations of the test set, and their scores."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from recipes.text import Text
 from recipes.training import Pipeline
 
 POSITIONS = LONGEST + 1
-"""Positions of a model. fairseq stops at a line of validation or test that fits no batch, so their batches hold at
-least as many tokens. `prepare` has refused or counted longer lines (TOO_LONG), and they are skipped."""
+"""Positions of a model. fairseq stops if a line of the validation or test set fits no batch, so those batches hold at
+least this many tokens. Longer lines are skipped: `prepare` has refused or counted them (TOO_LONG)."""
 
 
 class Translation(Pipeline):
@@ -30,10 +30,11 @@ class Translation(Pipeline):
         self.final, self.generated = self.folder / "model/model.pt", self.folder / "generate.txt"
         self.test = (text.raw / "test", self.settings.PAIR)
         self.task = ["--source-lang", text.source, "--target-lang", text.target]
-        # A multiple of 1: with fairseq's own, 8, the last sentences (up to 7) fall in no batch: they are lost.
+        # With fairseq's default multiple of 8, up to 7 last sentences would be in no batch.
         self.batch = ["--max-tokens", str(self.machine.max_tokens), "--required-batch-size-multiple", "1"]
         self.fitting = str(max(POSITIONS, self.machine.max_tokens))
         self.validated = ["--max-tokens-valid", self.fitting, "--skip-invalid-size-inputs-valid-test"]
+        self.generate_args = [*self.settings.GENERATE_ARGS, *(["--cpu"] if self.settings.DEVICE == "cpu" else [])]
 
     def model_options(self) -> list[str]:
         s = self.settings
@@ -45,7 +46,7 @@ class Translation(Pipeline):
 
     def score_steps(self) -> Iterator[Step]:
         s, text, folder = self.settings, self.text, self.folder
-        settings: dict[str, Any] = {"beam": str(s.BEAM), "lenpen": f"{s.LENPEN:g}", "options": list(s.GENERATE_ARGS)}
+        settings: dict[str, Any] = {"beam": str(s.BEAM), "lenpen": f"{s.LENPEN:g}", "options": self.generate_args}
         yield Step("generate", folder, (self.generated,), self._generate, (self.final,), settings)
         yield Step(
             "score", folder, (self.score,), self._score, (self.generated, *text.both(text.raw, "test")),
@@ -54,18 +55,17 @@ class Translation(Pipeline):
         )  # fmt: skip
 
     def _score(self) -> None:
-        from recipes.steps import score  # with sacreBLEU
+        from recipes.steps import score  # imports sacreBLEU
 
         s, text = self.settings, self.text
         raw, words, units = (folder / "test" for folder in (text.raw, text.words, text.folder / "bpe"))
         scores = score.translations(self.folder, Tokens.read(text.json), raw, words, units, s.COMPOUNDS)
-        made = {"generate_args": " ".join(s.GENERATE_ARGS)} if s.GENERATE_ARGS else {}
-        self.keep_scores(scores, beam=s.BEAM, lenpen=f"{s.LENPEN:g}", **made)
+        self.keep_scores(scores, beam=s.BEAM, lenpen=f"{s.LENPEN:g}", generate_args=" ".join(self.generate_args))
 
     def _generate(self) -> None:
         s = self.settings
         command = [sys.executable, "-m", "fairseq_cli.generate", str(self.text.binary), *self.user_dir]
         command += ["--path", str(self.final), "--gen-subset", "test", *self.task]
         command += ["--beam", str(s.BEAM), "--lenpen", f"{s.LENPEN:g}", *self.batch, "--max-tokens", self.fitting]
-        command += ["--skip-invalid-size-inputs-valid-test", *s.GENERATE_ARGS]
+        command += ["--skip-invalid-size-inputs-valid-test", *self.generate_args]
         produce(command, self.generated, sentences=len(read_lines(self.text.both(self.text.raw, "test")[0])))

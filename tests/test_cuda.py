@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import conftest
 import pytest
@@ -20,11 +21,12 @@ from test_radam import amp, assert_amp_is_float32, gradients, handled
 from torch import Tensor
 
 import fairseq_admin.pytorch as admin
-from fairseq_admin.fast import loss
+from fairseq_admin.fast import graphs, loss
 from fairseq_admin.fast.attention import FastAttention
 from fairseq_admin.method import provenance
 from fairseq_admin.radam import FairseqRAdam
 from recipes.bench.speed import faked_device
+from recipes.bench.step import batches, trainer
 
 
 def _sees(log: Path) -> None:
@@ -84,8 +86,7 @@ def test_gradients_of_a_model_under_amp() -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("scheme", ["admin", "post-ln"])
-@pytest.mark.parametrize("fast", ["on", "compile"])
-def test_fast_gradients_on_cuda(fast: str, scheme: str, dtype: torch.dtype) -> None:
+def test_fast_gradients_on_cuda(scheme: str, dtype: torch.dtype) -> None:
     """Up to rounding, are loss and gradients the plain layers' with heads of 64 and 40 words?
 
     Queries are checked separately: they have 3 % of the norm, which bfloat16's roundings would hide.
@@ -94,10 +95,9 @@ def test_fast_gradients_on_cuda(fast: str, scheme: str, dtype: torch.dtype) -> N
     options = {"admin_scheme": scheme, "dropout": 0.0, "attention_dropout": 0.0, "activation_fn": "relu", **sizes}
     if scheme == "admin":
         options["admin_init"] = "log"
-    options["save_dir"] = tempfile.gettempdir()  # where compiled graphs are cached
     batch = [part.cuda() for part in reference.batch(source=43, target=40)]
     found = []
-    for layers in (fast, "off"):
+    for layers in ("on", "off"):
         model = reference.build("transformer_admin_tiny", admin_fast=layers, **options).cuda().to(dtype)
         assert any(isinstance(module, FastAttention) for module in model.modules()) == (layers != "off")
         lprobs = model(*batch)[0].float().log_softmax(-1)
@@ -142,6 +142,64 @@ def test_fused_radam_on_cuda(dtype: torch.dtype) -> None:
         tensors = [norm, *params, *(state[p][name] for p in params for name in ("exp_avg", "exp_avg_sq"))]
         found.append(torch.cat([it.detach().float().flatten() for it in tensors]))
     torch.testing.assert_close(*found, rtol=1e-5 if dtype == torch.float32 else 2**-10, atol=1e-6)
+
+
+class Computed:
+    """In place of a recorded pair where there is no GPU: a replay computes."""
+
+    def __init__(self, losses_of: Callable[..., Any], batch: dict[str, Tensor], steps: graphs.RecordedSteps) -> None:
+        self.batch = {name: tensor.clone() for name, tensor in batch.items()}
+        self.losses_of, self.steps, self.scale = losses_of, steps, torch.ones(())
+
+    def replay_forward(self) -> None:
+        with torch.enable_grad():
+            self.loss, nll = self.losses_of(self.batch)
+        self.losses = self.loss.detach(), nll
+
+    def replay_backward(self) -> None:
+        totals = self.steps.gradients
+        assert all(p.grad is total for p, total in totals.items())
+        for total, gradient in zip(totals.values(), torch.autograd.grad(self.loss, list(totals))):
+            total += self.scale * gradient
+
+
+@pytest.mark.cuda
+def test_recorded_steps_train_as_computed_ones() -> None:
+    """Are weights those of computed steps, with dropout, several shapes, and two batches per update?
+
+    A step that a hook watches is computed, and so reaches the hook.
+    """
+    there = torch.cuda.is_available()
+    samples = list(batches(64, 92, range(12, 36, 8)))
+    weights = []
+    for method in ("graph", "fast"):
+        made = trainer(method, 92, (2, 2), 16, "--fp16" if there else "--cpu", "--lr", "1e-3")
+        made.cuda_env = None
+        weights.append(torch.cat([p.detach().float().flatten() for p in made.model.parameters()]))
+        for pair in 4 * (samples[:2], samples[1:], samples[:1]):
+            made.train_step(pair)
+        weights.append(torch.cat([p.detach().float().flatten() for p in made.model.parameters()]))
+        calls: list[int] = []
+        made.model.encoder.layers[0].fc1.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        made.train_step(samples[:1])
+        assert calls == [1] and made.get_num_updates() == 13
+        if method == "graph":
+            assert [pair is not None for pair in made.criterion.steps._pairs.values()] == [True] * 3
+    before, ours, _, theirs = weights
+    assert (theirs - before).norm() > 0.1
+    assert (ours - theirs).norm() < (0.02 if there else 1e-5) * (theirs - before).norm()
+
+
+def test_says_why_steps_are_not_recorded(caplog: pytest.LogCaptureFixture) -> None:
+    """Does the log name, once, every reason why `--admin-fast graph` computes its steps?"""
+    options = ("--encoder-layerdrop", "0.5", "--checkpoint-activations", "--report-accuracy")
+    made = trainer("graph", 92, (1, 1), 16, "--cpu", *options)
+    with caplog.at_level(logging.INFO):
+        for sample in 2 * list(batches(64, 92, [12])):
+            made.train_step([sample])
+    lines = [record.getMessage() for record in caplog.records if "not recorded" in record.getMessage()]
+    reasons = "the CPU, layerdrop, --checkpoint-activations, --report-accuracy"
+    assert lines == [f"Admin: --admin-fast graph: steps are not recorded, because of {reasons}"]
 
 
 QUIET = {
@@ -217,8 +275,9 @@ def test_two_processes_have_the_gradients_of_one(corpus: Path, tmp_path: Path) -
 TESTS_OF_KERNELS = [
     partial(test_amp_unscales_once_on_cuda, 1.0),
     test_gradients_of_a_model_under_amp,
-    *(partial(test_fast_gradients_on_cuda, "on", "admin", dtype) for dtype in (torch.float32, torch.float16)),
-    partial(test_fast_gradients_on_cuda, "on", "post-ln", torch.bfloat16),
+    *(partial(test_fast_gradients_on_cuda, "admin", dtype) for dtype in (torch.float32, torch.float16)),
+    partial(test_fast_gradients_on_cuda, "post-ln", torch.bfloat16),
+    test_recorded_steps_train_as_computed_ones,
     partial(test_fused_radam_on_cuda, torch.float32),
     partial(test_fused_radam_on_cuda, torch.float16),
     *(partial(test_attached_on_cuda, name) for name in QUIET),
@@ -232,6 +291,8 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(kind, "cuda", lambda self: self)
     monkeypatch.setattr(torch.cuda.amp, "GradScaler", partial(torch.amp.GradScaler, "cpu"))
     half = partial(torch.autocast, "cpu", torch.float16)
+    monkeypatch.setattr(graphs, "_Pair", Computed)
+    monkeypatch.setattr(loss, "obstacles", lambda model: [])
     monkeypatch.setattr(torch, "autocast", lambda kind, **options: half(**options))
     with faked_device():
         yield

@@ -11,6 +11,7 @@ import os
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,8 +99,8 @@ def exact_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend that oneDNN is faster on this CPU, even for tiny models."""
-    monkeypatch.setattr("fairseq_admin.fast.model.ahead", lambda: 2.0)
+    """Pretend that MKL is slow on this CPU, even for tiny models."""
+    monkeypatch.setattr("fairseq_admin.fast.model.mkl_is_slow", lambda: True)
     monkeypatch.setattr("fairseq_admin.fast.linear.SMALLEST", 0)
 
 
@@ -299,7 +300,7 @@ def test_dropout_law(p: float) -> None:
 @pytest.mark.parametrize("option", ["--quant-noise-pq", "--cross-self-attention", None])
 def test_says_what_stays_stock(option: str | None, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
     """Does the log say once which layers stay stock, with the option's name?"""
-    monkeypatch.setattr("fairseq_admin.fast.model.ahead", lambda: 1.0)
+    monkeypatch.setattr("fairseq_admin.fast.model.mkl_is_slow", lambda: False)
     options = {option[2:].replace("-", "_"): 0.1} if option else {}
     with caplog.at_level(logging.INFO):
         model = build("transformer_admin_tiny", admin_fast="on", **options)
@@ -340,27 +341,25 @@ def test_products_by_onednn_are_as_torchs(bias: bool) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_when_onednn_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Does oneDNN compute only if it is faster, decided by layer sizes alone?
+def test_when_onednn_computes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Does oneDNN compute on AMD's CPUs alone, in large layers alone?
 
-    Probes of small sizes give varying results, so resumed runs would differ. With two threads on a busy machine, a
-    probe chose oneDNN although MKL was equal, so the probe uses one thread and then restores two. The cache keeps few
-    of the many shapes of batches: 300 shapes took 260 MB.
+    A run that resumes must decide alike, which a measurement of speed may not. The cache keeps few of the many shapes
+    of batches: 300 shapes took 260 MB.
     """
-    threads: list[int] = []
-    product = lambda x, *others: threads.append(torch.get_num_threads()) or functional.linear(x, *others)  # noqa: E731
-    monkeypatch.setattr(linear, "product", product)
+    calls: list[int] = []
+    monkeypatch.setattr(linear, "product", lambda x, *others: calls.append(1) or functional.linear(x, *others))
     for width in (63, 64):
         layer = nn.Linear(64, width)
         layer.__class__ = FastLinear
         layer(torch.ones(2, 64))
-    assert len(threads) == 1
+    assert len(calls) == 1
     for name in linear.CACHES:
         monkeypatch.delenv(name, raising=False)
-    torch.set_num_threads(2)
-    try:
-        linear.ahead.__wrapped__()
-        assert set(threads[1:]) == {1} and torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
+    for maker, slow in {"AuthenticAMD": True, "GenuineIntel": False}.items():
+        (tmp_path / "cpuinfo").write_text(f"vendor_id\t: {maker}\n")
+        monkeypatch.setattr(linear, "CPU", tmp_path / "cpuinfo")
+        assert linear.mkl_is_slow() == slow
     assert os.environ["LRU_CACHE_CAPACITY"] == os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "32"
+    monkeypatch.setattr(linear, "CPU", tmp_path / "none")
+    assert not linear.mkl_is_slow()

@@ -52,7 +52,7 @@ WRONG = [
     ("own", "DATA=README.md", "DATA=README.md is invalid: expected a folder that is there"),
     ("demo", "UPDATES=1e3", "UPDATES=1e3 is invalid: input should be a valid integer"),
     ("demo", "UPDATES=1010", "Give SAVE_EVERY=10 AVERAGE=3, or UPDATES=1050."),
-    ("demo", "AVERAGE=21", "expected a multiple of SAVE_EVERY, with AVERAGE checkpoints or more. Give SAVE_EVERY=40"),
+    ("demo", "AVERAGE=21", "expected a multiple of SAVE_EVERY, with AVERAGE checkpoints or more. Give SAVE_EVERY=28"),
     ("own", "PRESET=cpu|UPDATES=60", "UPDATES=60 SAVE_EVERY=200 AVERAGE=5: "),
     ("iwslt14", "AVERAGE=91", "EPOCHS=90 make fewer checkpoints than AVERAGE=91 averages. Give AVERAGE=90"),
     ("demo", "LR=inf", "LR=inf is invalid: input should be a finite number (peak learning rate)."),
@@ -87,7 +87,9 @@ COMMAND_LINES = [
     ("demo DATA=x", 2, "DATA=x is not a setting of demo."),
     ("demo -- --lr", 2, "--: error: argument --lr: expected one argument"),
     ("demo -- 0.2", 2, "0.2 after --: expected an option of fairseq-train"),
-    ("status RUN=x", 2, "expected RUNS= of a folder that is there"),
+    ("status RUN=x", 2, "expected RUNS=FOLDER, or nothing"),
+    ("status RUNS=no/such", 2, "RUNS=no/such: no such folder"),
+    ("status", 0, "runs: no runs yet."),
 ]
 
 
@@ -117,7 +119,7 @@ def test_help_lists_nothing_that_the_recipe_refuses():
     """Help lists only settings that can be given: none that the recipe refuses or another setting overrides."""
     for target in recipes.files():
         more = ["DATA=docs", "PAIR=de-en"] if target == "own" else []
-        listed = [line.partition(": ")[0] for line in recipes.help_lines(target)[2:]]
+        listed = [line.partition(": ")[0] for line in recipes.help_lines(target, {})[2:]]
         given = [word for word in listed if "=" in word and not word.startswith("GPUS=")]
         assert read(target, *given, *more).settings, target
 
@@ -154,7 +156,7 @@ def test_values_reach_the_front_through_make_as_they_are(tmp_path):
         return subprocess.run(command, cwd=ROOT, env=make_environment(**more), capture_output=True, text=True)
 
     done = make("RUNS=a b$$c'd\"", TRAIN_ARGS="--x 'y z'", SEED="7")
-    assert done.returncode == 0 and "a b$c'd\"/demo/admin-constant-cpu-s7/trained-1000" in done.stdout, done.stderr
+    assert done.returncode == 0 and "a b$c'd\"/demo/admin-constant-cpu-s7/trained-700" in done.stdout, done.stderr
     done = make("SEDE=2")
     assert done.returncode == 2 and "SEDE=2 is not a setting of demo. SEED is one." in done.stderr
     assert "From the environment: SEED=7" in make("RUNS=x", SEED="7").stderr

@@ -184,7 +184,7 @@ class Positions(Model):
 def test_seen():
     seen = " ".join(diagnose(Positions(3, drawn=False)).seen)
     assert "copies (encoder.layers.0.self_attn.in_proj_weight, encoder.layers.1.self_attn.in_proj_weight" in seen
-    assert "Norms without omega: norm reads a sum of which no term depends on the other." in seen
+    assert "Admin is off: norm reads a sum of which no term depends on the other." in seen
     model = Model(2)
     model.encoder.layers[1].linear2.weight.data *= 0.01
     (small,) = [line for line in diagnose(model, [1e-3]).seen if line.startswith("Two steps")]
@@ -208,7 +208,7 @@ def test_a_stack_of_one_sublayer_is_named():
     data = [torch.randn(4, 8)]
     squares = {"loss": lambda model, x: model(x).square().mean(), "optimizer": adam}
     result = admin.diagnose(Row(), data, **squares, rates=[1e-3], steps=4000)
-    assert "Stacks of one sub-layer, where omega is 1: norm." in result.seen
+    assert "Admin is off: norm is alone in its stack, so omega is 1." in result.seen
 
 
 def test_refused():

@@ -153,6 +153,8 @@ FOLDED = {
     "attention": kind(lambda self, x: self.attention(x, x, x)[0], attention=lambda: nn.MultiheadAttention(8, 2)),
     "a factor of the branch": type("Half", (Layer,), {"forward":
         lambda self, x: self.norm(torch.add(x, self.fc2(self.fc1(x).tanh()), alpha=0.5))}),
+    "an identity": type("Skip", (Layer,), {"others": {"skip": nn.Identity}, "forward":
+        lambda self, x: self.norm(self.skip(x) + self.fc2(self.fc1(x).tanh()))}),
     "a table that is no buffer": kind(lambda self, x: self.fc1(x) * self.table[0], table=lambda: (X[0],)),
     "shapes": kind(lambda self, x: self.fc1(x) + torch.zeros_like(x) + x.new_ones(x.shape)),
 }  # fmt: skip
@@ -219,6 +221,12 @@ def test_what_cannot_be_folded_is_refused_and_leaves_the_model_as_it_was(case):
     assert list(model.state_dict()) == keys and torch.equal(model(X), stock)
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
     assert model.training
+
+
+def test_another_call_of_the_norm_is_no_source_of_its_shortcut(caplog):
+    model = admin.attach(Stack(REFUSED["norm"][0]).double(), X, unfoldable="keep")
+    assert "layers.0.norm has a shortcut that no module is given or returns" in caplog.text
+    assert list(admin.omegas(model)) == ["layers.1.norm", "layers.2.norm"]
 
 
 class PreLN(Layer):
@@ -402,7 +410,7 @@ def test_a_trained_model_is_neither_profiled_nor_given_another_omega(key):
     assert len(admin.omegas(admin.attach(model, X, omega=1))) == 3
 
 
-@pytest.mark.parametrize("missing, ran", [(-1, 2), (0, 0)])
+@pytest.mark.parametrize("missing, ran", [(-1, 2), (0, 2)])
 def test_profiling_wants_every_sublayer(missing, ran):
     """If a model skips layers at random, profiling fails: it would give skipped layers the ω of others."""
     model = admin.attach(Stack(Layer).double(), X)

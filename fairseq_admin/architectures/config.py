@@ -79,11 +79,11 @@ class AdminOptions(FairseqDataclass):
         default=100,
         metadata={"help": "stop training after this many updates skipped in a row (overflow, OOM); 0: never"},
     )
-    admin_fast: ChoiceEnum(("on", "off", "compile")) = field(  # type: ignore[valid-type]
+    admin_fast: ChoiceEnum(("on", "off", "graph")) = field(  # type: ignore[valid-type]
         default="on",
         metadata={
-            "help": "faster layers that compute the same (off: fairseq's own, to compare; compile: layers and loss "
-            "through torch.compile)"
+            "help": "faster layers that compute the same (off: fairseq's own, to compare; graph: on one GPU, replay "
+            "the steps of label_smoothed_cross_entropy_fast as CUDA graphs)"
         },
     )
     admin_monitor: int = field(

@@ -23,8 +23,7 @@ from .dropout import dropout
 from .plain import Fast
 
 ALIGNED = 8
-"""CUDA's kernels copy a bias unless its rows are a multiple of this many numbers apart. Here rows are always further
-apart than they are long, so a compiled layer has no special case."""
+"""CUDA's kernels copy a bias unless its rows are a multiple of this many numbers apart."""
 ROW = 16
 """Numbers in a vector of AVX-512. On CPUs torch's softmax takes seven times as long if a row is shorter."""
 
@@ -127,7 +126,3 @@ class FastAttention(Fast, MultiheadAttention):
         else:
             mixed = functional.scaled_dot_product_attention(q, k, v, None, p, is_causal=True)
         return self.out_proj(mixed.transpose(1, 2).reshape(len(query), -1)), None
-
-    def get_incremental_state(self, incremental_state: Any, key: str) -> Any:
-        """As fairseq's. Without a state the module's name is not read; torch would compile each layer for its name."""
-        return None if incremental_state is None else super().get_incremental_state(incremental_state, key)

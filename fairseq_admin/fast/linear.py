@@ -6,9 +6,8 @@ for 16-bit numbers. oneDNN comes with torch too, and does not check the maker of
 
 from __future__ import annotations
 
-import functools
 import os
-import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,9 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from .plain import Fast
 
-FASTER = 1.25
-"""The speed-up in the probe from which oneDNN is used. On an AMD CPU it was 2.1 to 2.3, and on a busy one at least 1.5
-in a thousand probes. So noise does not decide, and a resumed run computes as it did before."""
+CPU = Path("/proc/cpuinfo")
 
 SMALLEST = 2**12
 """Size of the smallest weight matrix that goes through oneDNN. At 2^13 numbers MKL was as fast, at 2^10 faster."""
@@ -60,21 +57,10 @@ class FastLinear(Fast, nn.Linear):
         return _Product.apply(rows, self.weight, self.bias).view(*x.shape[:-1], self.out_features)
 
 
-@functools.cache
-def ahead() -> float:
-    """Speed of oneDNN over MKL on this CPU, on one thread; 0 without oneDNN. The probe takes some milliseconds."""
+def mkl_is_slow() -> bool:
+    """Whether to use oneDNN: on AMD's CPUs, where it was 2.1 to 2.3 times as fast. A run that resumes decides alike."""
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
-        return 0.0
+        return False
     for name, capacity in CACHES.items():
         os.environ.setdefault(name, capacity)  # before the first product
-    x, weight, bias = torch.ones(512, 512), torch.ones(512, 512), torch.ones(512)
-    best = dict.fromkeys((nn.functional.linear, product), float("inf"))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # with several, other processes on the machine would decide the result
-    with torch.no_grad():
-        for function in list(best) * 10:
-            start = time.thread_time()
-            function(x, weight, bias)
-            best[function] = min(best[function], time.thread_time() - start)
-    torch.set_num_threads(threads)
-    return best[nn.functional.linear] / best[product]
+    return CPU.exists() and "AuthenticAMD" in CPU.read_text()

@@ -26,7 +26,7 @@ from fairseq.models.transformer import TransformerModelBase
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .compiled import compiled
+from .graphs import RecordedSteps, obstacles
 
 CHUNK = {"cpu": 2**20, "cuda": 2**26}
 """Logits processed at a time: on a CPU some MB, which fit its cache; on a GPU enough to keep it busy."""
@@ -53,13 +53,11 @@ def write_gradient(logits: Tensor, target: Tensor, weight: Tensor, of_target: fl
 
 class _SmoothedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, epsilon: float, padding: int, compile: bool) -> Any:
+    def forward(ctx: Any, logits: Tensor, target: Tensor, epsilon: float, padding: int) -> Any:
         spread = epsilon / (logits.size(1) - 1)
         target = target.unsqueeze(1)
         real = target.ne(padding)
-        parts: tuple[Any, ...] = (row_sums, write_gradient)
-        of_rows, ctx.write_gradient = map(compiled, parts) if compile else parts
-        sums = [of_rows(logits[rows], target[rows]) for rows in _chunks(logits)]
+        sums = [row_sums(logits[rows], target[rows]) for rows in _chunks(logits)]
         exact, every = (torch.cat(parts) for parts in zip(*sums))
         nll, smooth = (-torch.where(real, value, 0).sum() for value in (exact, every))
         ctx.save_for_backward(logits, target, real)
@@ -73,13 +71,11 @@ class _SmoothedLoss(torch.autograd.Function):
         logits, target, real = ctx.saved_tensors
         weight = real * scale
         for rows in _chunks(logits):
-            ctx.write_gradient(logits[rows], target[rows], weight[rows], *ctx.shares)
-        return logits, None, None, None, None
+            write_gradient(logits[rows], target[rows], weight[rows], *ctx.shares)
+        return logits, None, None, None
 
 
-def smoothed_loss(
-    logits: Tensor, target: Tensor, epsilon: float, padding: int, compile: bool = False
-) -> tuple[Tensor, Tensor]:
+def smoothed_loss(logits: Tensor, target: Tensor, epsilon: float, padding: int) -> tuple[Tensor, Tensor]:
     """The loss with and without smoothing, summed over positions. The second has no gradient.
 
     The backward overwrites the logits.
@@ -89,9 +85,8 @@ def smoothed_loss(
         target: indices of words, shape (N,).
         epsilon: the smoothing.
         padding: the target of positions that do not count.
-        compile: whether to use torch.compile.
     """
-    return _SmoothedLoss.apply(logits, target, epsilon, padding, compile)
+    return _SmoothedLoss.apply(logits, target, epsilon, padding)
 
 
 STOCK = {way.get_normalized_probs for way in (BaseFairseqModel, TransformerModelBase, FairseqDecoder)}
@@ -105,19 +100,52 @@ def _gives_logits(model: Any) -> bool:
     return len(ways) == 2 and STOCK.issuperset(ways) and getattr(decoder, "adaptive_softmax", None) is None
 
 
+class _Computed:
+    """In place of a model whose losses are known."""
+
+    def __init__(self, losses: tuple[Tensor, Tensor]) -> None:
+        self.losses = losses
+
+    def __call__(self, **_: Any) -> None:
+        return None
+
+
 @register_criterion("label_smoothed_cross_entropy_fast", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
 class FastLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     """fairseq's criterion, with its options. For an adaptive softmax and the like fairseq's own code computes."""
+
+    steps: RecordedSteps | None = None
+
+    def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> Any:
+        """As fairseq's. With `--admin-fast graph` a training step is replayed."""
+        losses = self._replayed(model, sample) if reduce and model.training else None
+        return super().forward(model if losses is None else _Computed(losses), sample, reduce=reduce)
+
+    def _replayed(self, model: Any, sample: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
+        """The losses of a recorded step, or None if the step is to be computed."""
+        if getattr(getattr(model, "cfg", None), "admin_fast", None) != "graph":
+            return None
+        if self.steps is None or self.steps.model is not model:
+            reasons = {"--report-accuracy": self.report_accuracy, "an adaptive softmax": not _gives_logits(model)}
+            self.steps = RecordedSteps(model, obstacles(model) + [reason for reason, holds in reasons.items() if holds])
+        batch = {**sample["net_input"], "target": sample["target"]}
+
+        def losses_of(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+            net_input = {name: batch[name] for name in sample["net_input"]}
+            return self.compute_loss(model, model(**net_input), {"target": batch["target"]})
+
+        return self.steps.losses(losses_of, batch)
 
     def compute_loss(
         self, model: Any, net_output: Any, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, Tensor]:
         """As fairseq's. With `reduce` the backward overwrites the model's output."""
+        if isinstance(model, _Computed):
+            return model.losses
         if not (reduce and _gives_logits(model)):
             return super().compute_loss(model, net_output, sample, reduce=reduce)
         logits, target = net_output[0].flatten(0, -2), model.get_targets(sample, net_output)
         if self.ignore_prefix_size > 0:  # as if it were padding
             target = target.clone()
             target[:, : self.ignore_prefix_size] = self.padding_idx
-        compile = getattr(getattr(model, "cfg", None), "admin_fast", None) == "compile" and model.training
-        return smoothed_loss(logits, target.reshape(-1), self.eps, self.padding_idx, compile)
+        return smoothed_loss(logits, target.reshape(-1), self.eps, self.padding_idx)

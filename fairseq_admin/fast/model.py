@@ -10,10 +10,8 @@ from fairseq import optim
 from torch import nn
 
 from .attention import FastAttention
-from .compiled import CompiledDecoderLayer, CompiledEncoderLayer, keep_graphs
 from .dropout import FastDropout
-from .linear import FASTER, FastLinear, ahead
-from .plain import Fast
+from .linear import FastLinear, mkl_is_slow
 from .radam import FP16Optimizer
 from .stacks import FastDecoder, FastEncoder
 
@@ -21,8 +19,6 @@ logger = logging.getLogger(__name__)
 
 FAST = (FastEncoder, FastDecoder, FastAttention, FastDropout)
 """Each replaces modules whose type is exactly its second base class, the plain one."""
-COMPILED = (CompiledEncoderLayer, CompiledDecoderLayer)
-"""The same, for --admin-fast compile."""
 
 
 def obstacles(cfg: Any) -> list[str]:
@@ -61,17 +57,12 @@ def speed_up(model: nn.Module, cfg: Any, stacks: dict[str, Any]) -> None:
         torch.backends.cuda.enable_cudnn_sdp(False)
         if torch.cuda.is_available():
             logger.info("Admin: cuDNN's attention is off: it makes a plan for every shape of batch")
+    if cfg.admin_fast == "graph":
+        logger.info("Admin: --admin-fast graph: --criterion label_smoothed_cross_entropy_fast records the steps")
     optim.FP16Optimizer = FP16Optimizer  # fairseq's trainer takes this name
     fast: list[type] = list(FAST)
-    compile = cfg.admin_fast == "compile"
-    if compile:
-        keep_graphs(cfg.save_dir)
-        if cfg.offload_activations:  # torch cannot compile hooks that move tensors to the CPU
-            logger.info("Admin: --admin-fast compile: the loss alone, because of --offload-activations")
-        else:
-            fast += COMPILED
-    elif not torch.cuda.is_available() and ahead() >= FASTER:
-        logger.info("Admin: --admin-fast: linear layers through oneDNN, %.1f times as fast as MKL on this CPU", ahead())
+    if not torch.cuda.is_available() and mkl_is_slow():
+        logger.info("Admin: --admin-fast: linear layers through oneDNN, because MKL is slow on this CPU")
         fast.append(FastLinear)
     replacements = {kind.__bases__[1]: kind for kind in fast}
     for stack in stacks.values():
@@ -79,5 +70,3 @@ def speed_up(model: nn.Module, cfg: Any, stacks: dict[str, Any]) -> None:
         for module in stack.modules():
             if module is not projection:
                 module.__class__ = replacements.get(type(module), type(module))
-            if compile and isinstance(module, Fast):
-                module.gpu_code = True

@@ -17,7 +17,7 @@ class Fast:
     plain: bool = False
     """Whether the plain `forward` computes at the moment."""
     gpu_code: bool = False
-    """Whether tensors on a CPU take the code for GPUs too: in compiled layers, in tests, and when the host is timed."""
+    """Whether tensors on a CPU take the code for GPUs too: in tests, and when the host is timed."""
 
     def on_cpu(self, x: Tensor) -> bool:
         """Whether to run the code for CPUs."""

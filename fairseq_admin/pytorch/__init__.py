@@ -1,6 +1,6 @@
-"""Admin in any Post-LN model of PyTorch: `attach`, `profile`, train with anything, `fold`; `diagnose` before.
+"""Admin in any Post-LN model of PyTorch: `diagnose` a new model, `attach`, `profile`, train with anything, `fold`.
 
-It imports torch alone: neither fairseq, whose plugin uses the same mathematics, nor transformers.
+This package imports only torch: neither fairseq, whose plugin uses the same mathematics, nor transformers.
 """
 
 from .attaching import attach, fold, folded_state_dict, omegas

@@ -1,17 +1,17 @@
-"""Admin put into a model and folded out of it: hooks that scale the shortcut of each site.
+"""Attach Admin to a model and fold it into the weights: hooks scale the shortcut of each site.
 
     LN(x + f(x))   becomes   LN(x + f(x) + (ω - 1) ⊙ x),   ω = omega_init + omega_delta
 
-omega_init is a buffer of the norm, which `attach` and `profile` fill; omega_delta is a parameter that starts at 0, as
-in fairseq's layers (`method.norms`): an optimizer's own copies of the parameters are made before there is a batch. With
-ω = 1 the model computes what it did, bit for bit. No forward is replaced. The fold leaves the stock model with the same
-function: the norm that wrote a shortcut writes it ω times as large, and what reads it undoes that (see `folding`).
+omega_init is a buffer of the norm; `attach` and `profile` fill it. omega_delta is a parameter that starts at 0, as in
+fairseq's layers (`method.norms`), because an optimizer may copy the parameters before there is a batch to profile. With
+ω = 1 the model computes the same bits as before. No forward is replaced. The fold leaves the stock model with the same
+function: the norm that wrote a shortcut writes it ω times as large, and the weights that read it undo that (see
+`folding`).
 """
 
 from __future__ import annotations
 
 import copy
-import gc
 import logging
 import re
 import sys
@@ -29,7 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ..errors import AdminError
 from .batch import arguments, call, one_batch
 from .channel_flow import tensors
-from .folding import divisible, largest_difference, scale, whole
+from .folding import divisible, largest_difference, whole
 from .omega import omega_from_depth, omega_range
 from .sites import GOES_ON, UNRELATED, Site, find_sites, grouped
 from .trace import Trace, undisturbed
@@ -40,47 +40,54 @@ ATTACHED = "_admin"
 OMEGA = ("omega_init", "omega_delta")
 OMEGAS, UNFOLDABLE = ("constant", "log", 1), ("refuse", "keep", "skip")
 EXPECTED = (GOES_ON, UNRELATED)
-"""Reasons for which a norm that reads a sum is rightly no site."""
+"""Reasons for which a norm that reads a sum should be no site."""
 WRAPPER = re.compile(r"(_orig_mod|_checkpoint_wrapped_module)\.")
 WRAPPED = ("_orig_mod", "device_ids", "unshard", "_fsdp_wrapped_module")
 """Attributes of modules under torch.compile, DDP, DataParallel or FSDP."""
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
-"""Of a fold's outputs, as a share of the largest, or of 1."""
+"""Largest difference of outputs that a fold may make, as a share of the largest output, or of 1 if that is more."""
 
 
 @dataclass
 class Attached:
-    """What is attached to a model."""
+    """The record of an attached model."""
 
     stacks: list[list[Site]]
     """The sites of each stack, in forward order."""
     reasons: dict[str, str]
-    """The norms that read a sum and are no site, and why."""
+    """The norms that read a sum and are no sites, and why."""
     layout: dict[str, str] = field(default_factory=dict)
-    """The first name of each parameter, by all its names."""
+    """The first name of each parameter, by each of its names."""
     undo: list[Callable[[], object]] = field(default_factory=list)
 
     @property
     def sites(self) -> list[Site]:
         return [site for stack in self.stacks for site in stack]
 
+    @property
+    def off(self) -> dict[str, str]:
+        """The norms that read a sum and have no ω, or one that stays 1, and why."""
+        alone = {stack[0].name: "is alone in its stack, so omega is 1" for stack in self.stacks if depth(stack) == 1}
+        later = [site.name for stack in self.stacks for site in stack[1:] if not site.learned]
+        return alone | dict.fromkeys(later, "keeps omega 1: no norm wrote its shortcut as it is") | self.reasons
+
     def forget(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Drop what a forward left that ended with an error (out of memory): a hook of the model."""
+        """Drop shortcuts that a failed forward left (out of memory): a hook of the model."""
         for device in {tensor.device for tensor in tensors([args, kwargs])}:
             for site in self.sites:
                 site.shortcuts.pop(device, None)
 
 
 def depth(stack: list[Site]) -> int:
-    """The number of sub-layers that run in a stack."""
+    """The number of sub-layers of a stack that run in a forward."""
     return sum(site.calls for site in stack)
 
 
 def attached(model: nn.Module) -> tuple[nn.Module, Attached]:
-    """The model that was attached to, maybe inside a wrapper (DDP, torch.compile), and its record.
+    """The attached model, which may be inside a wrapper (DDP, torch.compile), and its record.
 
     Raises:
-        AdminError: nothing is attached, or two models inside are, each by itself.
+        AdminError: no model is attached, or several models inside are attached one by one.
     """
     roots = {name: module for name, module in model.named_modules() if ATTACHED in vars(module)}
     if not roots:
@@ -98,30 +105,29 @@ def refuse_trained(sites: list[Site]) -> None:
         values = [whole(parameter.detach()) for parameter in site.norm.parameters()]
         if any(value.ne(value[0]).any() for value in values):
             raise AdminError(
-                f"{site.name} differs between channels: the model has been trained (from_pretrained?), and another "
-                "omega would destroy what it has learned. Begin with a new model, or attach with omega=1 and do not "
-                "profile."
+                f"{site.name} differs between channels: the model has been trained (from_pretrained?), and needs its "
+                "omega. Begin with a new model, or attach with omega=1 and do not profile."
             )
 
 
 def layout(model: nn.Module) -> dict[str, str]:
-    """The first name of each parameter, by all its names, of which some may be tied. Wrappers of layers have none."""
+    """The first name of each parameter, by each of its names. Names leave out the prefixes of wrappers."""
     first: dict[int, str] = {}
     named = [(WRAPPER.sub("", name), p) for name, p in model.named_parameters(remove_duplicate=False)]
     return {name: first.setdefault(id(parameter), name) for name, parameter in named}
 
 
 def forget_compiled() -> None:
-    """Have torch.compile compile everything in this process again, for it does not look for hooks that come or go.
+    """Have torch.compile compile everything in this process again, because it does not notice new or removed hooks.
 
-    There is no narrower way: a compiled function that calls the model may be anyone's, and cannot be found from here.
+    There is no narrower way: any compiled function may call the model, and such functions cannot be found from here.
     """
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
 
 
 def watch_first_step(model: nn.Module) -> None:
-    """Warn at the first step of an optimizer that has the norms, but not their ω."""
+    """Warn at the first step of an optimizer that has parameters of the norms, but not their ω."""
     reference, waiting = weakref.ref(model), [True]
 
     def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -137,20 +143,24 @@ def watch_first_step(model: nn.Module) -> None:
     weakref.finalize(model, register_optimizer_step_post_hook(hook).remove)
 
 
-def report(attachment: Attached, omega: object) -> None:
-    """Log what was attached, and warn of norms at which Admin is off."""
+def unfoldable(model: nn.Module) -> str:
+    """Why an attached model cannot be folded; "" if it can."""
+    root, attachment = attached(model)
+    kept = {site.name: site.unfoldable for site in attachment.sites if site.unfoldable}
+    return f"{type(root).__name__} cannot be folded: {grouped(kept)}" if kept else ""
+
+
+def report(model: nn.Module, omega: object) -> None:
+    """Log the sites and their ω, and warn of norms at which Admin is off."""
+    attachment = vars(model)[ATTACHED]
     names = {f"stack of {stack[0].name}": [site.omega[0] for site in stack] for stack in attachment.stacks}
     ranges = [omega_range(name, torch.stack(values)) for name, values in names.items()]
     logger.info("Admin: attached to %d sites, omega=%r: %s", len(attachment.sites), omega, "; ".join(ranges))
-    off = {stack[0].name: "is alone in its stack, so omega is 1" for stack in attachment.stacks if depth(stack) == 1}
-    for site in [site for stack in attachment.stacks for site in stack[1:] if not site.learned]:
-        off[site.name] = "keeps omega 1: no norm wrote its shortcut as it is"
-    off |= {site.name: f"{site.unfoldable}: the model cannot be folded" for site in attachment.sites if site.unfoldable}
-    off |= {name: f"is no site: it {why}" for name, why in attachment.reasons.items() if why not in EXPECTED}
-    expected = {name: why for name, why in attachment.reasons.items() if why in EXPECTED}
-    for level, facts in ((logging.INFO, expected), (logging.WARNING, off)):
-        if facts:
-            logger.log(level, "Admin: %s", grouped(facts))
+    if kept := unfoldable(model):
+        logger.warning("Admin: %s", kept)
+    for level, expected in ((logging.INFO, True), (logging.WARNING, False)):
+        if off := {name: why for name, why in attachment.off.items() if (why in EXPECTED) is expected}:
+            logger.log(level, "Admin is off: %s", grouped(off))
 
 
 @one_batch
@@ -162,9 +172,10 @@ def attach(
     unfoldable: str = "refuse",
     sites: Iterable[str] | None = None,
 ) -> nn.Module:
-    """Put an ω into every site of a Post-LN model, in place. Call it before the optimizer is made.
+    """Put an ω into every site of a Post-LN model, in place (Liu et al. 2020, section 4.3). Make the optimizer later.
 
-    ω is learned where the site's norm is. All that torch.compile has compiled in this process is compiled again.
+    ω requires a gradient if the norm's weight does. Everything that torch.compile has compiled in this process is
+    compiled again.
 
         >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
         >>> model = torch.nn.TransformerEncoder(layer, 3)
@@ -173,20 +184,20 @@ def attach(
         [1.0, 2.449, 2.449, 2.449, 2.449, 2.449]
 
     Args:
-        model: in training or evaluation mode, not trained yet, and not compiled, wrapped or sharded.
-        batch: what a forward takes (see `batch`); used once, without gradients, to find the sites.
+        model: new, and not compiled, wrapped or sharded; in training or evaluation mode.
+        batch: the arguments of a forward (see `batch`). It is run once, without gradients, to find the sites.
         omega: "constant", ω² = S in a stack of S sub-layers, or "log", ω² = (S + 1)/ln(S + 1) - 1, both from the
-            package admin-torch. 1: the same model, bit for bit, for one that has been trained, or until `profile`.
-        unfoldable: what to do where ω could not be folded away: "refuse" the model, "keep" ω and never fold the model,
-            or "skip" such sites.
-        sites: the names of the norms that are to have ω, if not all that can be found.
+            package admin-torch. 1: the same model bit for bit, for a trained model, or until `profile`.
+        unfoldable: if the ω of a site cannot be folded away, "refuse" the model, "keep" that ω and never fold the
+            model, or "skip" the site.
+        sites: the names of the norms that shall have ω. None: all sites.
 
     Returns:
-        The model.
+        The model. ω has no unit.
 
     Raises:
-        AdminError: no site, one that cannot have ω or not be folded; a trained model, unless omega is 1; compiled,
-            wrapped, sharded. The model is as it was.
+        AdminError: the model has no site, a site that cannot have ω, or one whose ω cannot be folded; it is trained,
+            and omega is not 1; it is compiled, wrapped or sharded. The model stays as it was.
     """
     for value, expected, name in ((omega, OMEGAS, "omega"), (unfoldable, UNFOLDABLE, "unfoldable")):
         if value not in expected:
@@ -197,22 +208,19 @@ def attach(
         if module._compiled_call_impl or any(hasattr(module, name) for name in WRAPPED):
             raise AdminError(f"{type(module).__name__} is compiled, wrapped or sharded; attach to the model before.")
     every = [*model.parameters(), *model.buffers(), *tensors(arguments(batch))]
-    if any(tensor.is_meta for tensor in every):
-        raise AdminError(f"{type(model).__name__} or its batch is on the meta device; give both numbers before attach.")
-    if torch.is_inference_mode_enabled() or any(tensor.is_inference() for tensor in every):
-        raise AdminError("attach cannot follow tensors of torch.inference_mode; make model and batch without it.")
+    if torch.is_inference_mode_enabled() or any(tensor.is_meta or tensor.is_inference() for tensor in every):
+        raise AdminError("attach cannot follow torch.inference_mode or the meta device; make both without them.")
     attachment = Attached(*find_sites(model, batch, sites, unfoldable))
     if omega != 1:
         refuse_trained(attachment.sites)
     for site, sublayers in [(site, depth(stack)) for stack in attachment.stacks for site in stack]:
         norm, like = site.norm, next(site.norm.parameters())
-        norm.register_buffer("omega_init", torch.ones_like(like))
+        by_depth = omega_from_depth(str(omega), sublayers) if omega != 1 and site.learned else 1
+        norm.register_buffer("omega_init", torch.full_like(like, by_depth))
         norm.omega_delta = nn.Parameter(torch.zeros_like(like), like.requires_grad) if site.learned else 0.0
-        if omega != 1:
-            site.set_omega(omega_from_depth(str(omega), sublayers))
         attachment.undo += [handle.remove for handle in site.hooks()]
     attachment.undo.append(model.register_forward_pre_hook(attachment.forget, with_kwargs=True).remove)
-    # torch's encoders make nested tensors of padded batches, through which hooks do not see.
+    # torch's encoders make nested tensors of padded batches, and hooks cannot handle those.
     for encoder in [module for module in model.modules() if getattr(module, "use_nested_tensor", False)]:
         attachment.undo.append(partial(setattr, encoder, "use_nested_tensor", True))
         setattr(encoder, "use_nested_tensor", False)  # noqa: B010
@@ -220,7 +228,7 @@ def attach(
     attachment.layout = layout(model)
     forget_compiled()
     watch_first_step(model)
-    report(attachment, omega)
+    report(model, omega)
     return model
 
 
@@ -228,10 +236,10 @@ def omegas(model: nn.Module) -> dict[str, Tensor]:
     """The ω of every site.
 
     Args:
-        model: attached, or a wrapper of such a model.
+        model: an attached model, or a wrapper of one.
 
     Returns:
-        ω, shape (C,), a factor without a unit, by the name of the site's norm, in forward order of each stack.
+        ω by the name of the site's norm, in forward order of each stack. Shape (C,), a factor without a unit.
 
     Raises:
         AdminError: the model is not attached.
@@ -239,17 +247,11 @@ def omegas(model: nn.Module) -> dict[str, Tensor]:
     return {site.name: site.omega for site in attached(model)[1].sites}
 
 
-def unfoldable(model: nn.Module) -> str:
-    """Why an attached model cannot be folded; "" if it can."""
-    root, attachment = attached(model)
-    kept = {site.name: site.unfoldable for site in attachment.sites if site.unfoldable}
-    return f"{type(root).__name__} cannot be folded: {grouped(kept)}" if kept else ""
-
-
 def folded_weights(root: nn.Module, attachment: Attached) -> dict[int, Tensor]:
-    """The stock model's weights, float64 where the fold moves ω into them, by the id of the attached model's parameter.
+    """The stock model's weights by the id of the attached model's parameter; float64 if the fold moves ω into them.
 
-    Liu et al. 2020, appendix C: the norm that wrote a shortcut is multiplied by ω, and what reads it divided.
+    Liu et al. 2020, appendix C: the fold multiplies the norm that wrote a shortcut by ω, and divides the weights that
+    read the shortcut.
     """
     now = layout(root)
     if changed := sorted(name for name in now | attachment.layout if now.get(name) != attachment.layout.get(name)):
@@ -263,17 +265,15 @@ def folded_weights(root: nn.Module, attachment: Attached) -> dict[int, Tensor]:
     weights = {id(parameter): whole(parameter.detach()).clone() for _, parameter in named}
     for site in [site for site in attachment.sites if site.learned]:
         omega = divisible(site.omega, f"omega of {site.name}", advice="Keep the model unfolded")
-        for name, offset in site.written.items():
-            key = id(root.get_parameter(name))
-            weights[key] = scale(weights[key].double() + offset, omega, 0) - offset
-        for name, reader in site.readers.items():
-            key = id(root.get_parameter(name))
-            weights[key] = reader.divided(weights[key], omega)
+        for scalings, factor in ((site.written, omega), (site.readers, 1 / omega)):
+            for name, scaling in scalings.items():
+                key = id(root.get_parameter(name))
+                weights[key] = scaling.scaled(weights[key], factor)
     return weights
 
 
 def detach(root: nn.Module, weights: Iterable[Tensor]) -> nn.Module:
-    """Make an attached model, or a copy of it, the stock one again, in place, with these weights."""
+    """Turn an attached model, or a copy of it, into the stock model with these weights, in place."""
     attachment = vars(root).pop(ATTACHED)
     for undo in attachment.undo:
         undo()
@@ -287,34 +287,33 @@ def detach(root: nn.Module, weights: Iterable[Tensor]) -> nn.Module:
 
 
 def folded_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The stock model's state dict; the attached model goes on as it is.
+    """The stock model's state dict. The attached model does not change.
 
     Args:
-        model: attached, or a wrapper of such a model. In shards (FSDP) every rank has to call.
+        model: an attached model, or a wrapper of one. If it is sharded (FSDP), every rank has to call.
 
     Returns:
-        Whole weights under the stock model's keys, computed in float64 (see `folded_weights`), of the model's types.
+        Whole weights by the stock model's keys, in its shapes and types. They are computed in float64 (Liu et al. 2020,
+        appendix C; see `folding`).
 
     Raises:
-        AdminError: the model is not attached, has changed since, or was attached with unfoldable="keep"; an entry of ω
-            is too near to 0.
+        AdminError: the model is not attached, has changed since, or was attached with unfoldable="keep"; an |ω| is too
+            small.
     """
     root, attachment = attached(model)
     weights = folded_weights(root, attachment)
 
     def stock(entry: Any) -> Any:
-        if id(entry) in weights:
-            return weights[id(entry)].to(entry.dtype)
-        return entry.clone() if isinstance(entry, Tensor) else copy.deepcopy(entry)  # of get_extra_state
+        return weights[id(entry)].to(entry.dtype) if id(entry) in weights else copy.deepcopy(entry)
 
     state = root.state_dict(keep_vars=True)
     return {key: stock(entry) for key, entry in state.items() if not key.endswith(OMEGA)}
 
 
 def compare(root: nn.Module, stock: nn.Module, batch: Any, sites: list[Site]) -> None:
-    """Raise AdminError if a model and its folded copy compute other outputs from a batch, in evaluation mode.
+    """Raise AdminError if a model and its folded copy give different outputs for a batch, in evaluation mode.
 
-    Streams inside that a model returns (hidden states, mems), which the fold scales, are left out.
+    The comparison leaves out inner streams that a model returns (hidden states, mems), because the fold scales them.
     """
     graph = Trace(stock, batch)
     with undisturbed(root):
@@ -333,7 +332,7 @@ def compare(root: nn.Module, stock: nn.Module, batch: Any, sites: list[Site]) ->
         )
     allowed = max(TOLERANCE.get(dtype, torch.finfo(dtype).eps ** 0.5) for dtype in graph.types)  # autocast has several
     for old, new in pairs:
-        moved = ~torch.isclose(old, new, rtol=0, atol=0, equal_nan=True)  # not what a mask has put there
+        moved = ~torch.isclose(old, new, rtol=0, atol=0, equal_nan=True)  # leaves out what a mask has put there
         old, new = old[moved], new[moved]
         apart = largest_difference(old, new) / max(1.0, largest_difference(old, torch.zeros_like(old)))
         if not apart <= allowed:
@@ -341,11 +340,6 @@ def compare(root: nn.Module, stock: nn.Module, batch: Any, sites: list[Site]) ->
                 f"the folded model is off by {apart:.2g} of its largest output; at most {allowed:.1g} was "
                 "expected. Keep the model unfolded, and report its class."
             )
-
-
-def refuse_call(wrapper: nn.Module, args: tuple) -> None:
-    """Raise AdminError: a hook of a DDP wrapper that was made before its model was folded."""
-    raise AdminError("the model in this DistributedDataParallel has been folded since; wrap it again.")
 
 
 @one_batch
@@ -360,14 +354,14 @@ def fold(model: nn.Module, batch: Any = None) -> nn.Module:
         True
 
     Args:
-        model: attached, whole, and not under DDP: of DDP give the module inside, and wrap that again afterwards.
-        batch: what a forward takes (see `batch`), if the fold is to be checked on it first, with a copy of the model.
+        model: an attached model that is not sharded. With DDP, give the module inside, and wrap it again afterwards.
+        batch: the arguments of a forward (see `batch`), to check the fold on a copy of the model first. None: no check.
 
     Returns:
-        The model, with the weights of `folded_state_dict`.
+        The model, with the weights of `folded_state_dict` (Liu et al. 2020, appendix C).
 
     Raises:
-        AdminError: as of `folded_state_dict`, or the outputs differ by more than rounding. The model is as it was.
+        AdminError: see `folded_state_dict`; or the outputs differ by more than rounding. The model stays as it was.
     """
     root, attachment = attached(model)
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
@@ -379,7 +373,4 @@ def fold(model: nn.Module, batch: Any = None) -> nn.Module:
         compare(root, detach(copy.deepcopy(root), weights), batch, attachment.sites)
     detach(root, weights)
     torch.clear_autocast_cache()
-    for wrapper in [item for item in gc.get_objects() if issubclass(type(item), DistributedDataParallel)]:
-        if root in wrapper.modules():
-            wrapper.register_forward_pre_hook(refuse_call)
     return model

@@ -1,6 +1,6 @@
-"""A batch is one argument: a tuple is positional, a mapping is keywords, anything else is the model's one argument.
+"""A batch is one argument: a tuple holds positional arguments, a mapping keywords; anything else is the only argument.
 
-A model that takes one tuple or one mapping is given `(batch,)`.
+For a model that takes one tuple or one mapping, write `(batch,)`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def arguments(batch: Any) -> tuple[tuple, dict[str, Any]]:
     """The positional and the keyword arguments of a batch.
 
     Raises:
-        AdminError: a DataLoader, whose batches may hold labels besides.
+        AdminError: the batch is a DataLoader, whose batches may also hold labels.
     """
     if isinstance(batch, DataLoader):
         raise AdminError("a DataLoader is not a batch; give one batch, with only what the model's forward takes.")
@@ -39,7 +39,7 @@ def call(model: nn.Module, batch: Any) -> Any:
 
 
 def by_name(model: nn.Module, batch: Any) -> dict[str, Any]:
-    """The arguments of a batch, in order, by the names in the model's forward; those without a name by position."""
+    """The arguments of a batch, in order, by their names in the model's forward, or by position if without a name."""
     args, kwargs = arguments(batch)
     parameters = inspect.signature(model.forward).parameters.values()
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -48,7 +48,7 @@ def by_name(model: nn.Module, batch: Any) -> dict[str, Any]:
 
 
 def one_batch(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a function(model, batch, ...) refuse a batch that is given as several arguments, in one line."""
+    """Decorate function(model, batch, ...): a batch that is given as several arguments raises a one-line AdminError."""
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -57,9 +57,8 @@ def one_batch(function: Callable[P, R]) -> Callable[P, R]:
         except TypeError as error:
             name = function.__name__
             raise AdminError(
-                f"{name}: {error}. A batch is one argument: {name}(model, batch), where a tuple is positional and a "
-                f"mapping is keywords; for {name}(model, x, mask) write {name}(model, (x, mask)), and for "
-                f"{name}(model, **batch) write {name}(model, batch)."
+                f"{name}: {error}. A batch is one argument: {name}(model, batch), not {name}(model, **batch), and "
+                f"{name}(model, (x, mask)), not {name}(model, x, mask)."
             ) from None
         return function(*args, **kwargs)
 

@@ -1,14 +1,14 @@
-"""Where a scale of channels goes in one call: tried, not looked up.
+"""Where a scale of channels goes in one call: found by trial, not from a list of functions.
 
-The call is made again with random numbers in place of all floats, then with the channels scaled by powers of two of
-both signs, which rounding does not see:
+The call is repeated with random numbers in place of all floats, then with the channels scaled by powers of two of both
+signs, which rounding does not change. The results are compared bit by bit:
 
-    the same bits                               the call reads no numbers, but a shape or a type
-    bits scaled along an axis                   the scale passes (dropout, transpose, a mask)
-    the same bits, with a parameter divided     its entries along an axis read the channels; the fold divides them
-    anything else                               the scale cannot be undone there
+    equal                               the call reads no numbers, only a shape or a type
+    scaled along an axis                the scale passes through (dropout, transpose, a mask)
+    equal once a parameter is divided   its entries along an axis read the channels; the fold divides them
+    anything else                       the call cannot undo the scale
 
-`written_scale` tries in the same way how a norm's parameters scale its output.
+`written_scale` finds by the same trial how a norm's parameters scale its output.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ from .folding import scale
 
 NORM, PARAMETER, ARGUMENT = "norm", "parameter", "argument"
 HELD, UNSEEN = "held by a module", "unseen"
-"""Where a value is from that no torch function made. UNSEEN is of numpy, or of a custom autograd function."""
+"""Origins of a value that no torch function made. UNSEEN: numpy or a custom autograd function made it."""
 clock = itertools.count()
-"""Gives each value, and each handover, the number of its moment."""
+"""Numbers values and handovers in the order in which they happen."""
 
 
-class Reader(NamedTuple):
-    """How a parameter reads channels: its entries along an axis multiply them, in some of its rows."""
+class Scaling(NamedTuple):
+    """Which numbers of a parameter scale with the channels: the entries along an axis, in some of its rows."""
 
-    axis: int
-    rows: slice
+    axis: int = 0
+    rows: slice = slice(None)
+    offset: float = 0.0
+    """Added before scaling, subtracted afterwards: 1 for a norm whose weight starts at 0."""
 
-    def divided(self, weight: Tensor, omega: Tensor) -> Tensor:
-        """The parameter for channels that are ω times as large, float64."""
-        whole = weight.double().clone()
-        whole[self.rows] = scale(whole[self.rows], 1 / omega, self.axis)
+    def scaled(self, parameter: Tensor, factor: Tensor) -> Tensor:
+        """The parameter with these numbers `factor` times as large, float64."""
+        whole = parameter.double().clone()
+        whole[self.rows] = scale(whole[self.rows] + self.offset, factor, self.axis) - self.offset
         return whole
 
 
@@ -50,20 +52,13 @@ class Call:
     """One call of a module."""
 
     module: str
-    """The module's name in the model. Where no call made a value: the name of the parameter or of the argument."""
-    caller: Call | None = None
-    """The call in which this one was made. None: it is the model's own."""
-
-    def around(self) -> Iterator[Call]:
-        """The calls in which this one was made, the innermost first."""
-        call = self.caller
-        while call:
-            yield call
-            call = call.caller
+    """The module's name in the model. For a value that no call made: the name of the parameter or argument."""
+    around: list[Call] = field(default_factory=list)
+    """The enclosing calls, innermost first."""
 
 
 class Handover(NamedTuple):
-    """A module was given a tensor, or returned it."""
+    """A module that was given a tensor, or returned it."""
 
     call: Call
     argument: int | str | None
@@ -73,30 +68,30 @@ class Handover(NamedTuple):
 
 @dataclass(eq=False)
 class Value:
-    """The numbers of a tensor at one moment of a forward. The first that a call makes stands for the call, too."""
+    """The numbers of a tensor at one moment of a forward. A call is represented by the first value that it makes."""
 
     made_by: str
-    """The torch function that made it, or NORM, PARAMETER, ARGUMENT, HELD, or UNSEEN."""
+    """The name of the torch function that made it, or NORM, PARAMETER, ARGUMENT, HELD or UNSEEN."""
     call: Call
-    """The call of a module in which that ran; of a norm, its own."""
+    """The module call in which the function ran. For NORM: the call of the norm."""
     size: int = 0
-    """How many numbers it has."""
+    """The number of its elements."""
     reads: list[Value] = field(default_factory=list)
     line: str = ""
     """The line of the model's code that made it."""
     time: int = field(default_factory=clock.__next__)
     readers: int = 0
-    """How many calls read it."""
+    """The number of calls that read it."""
     handovers: list[Handover] = field(default_factory=list)
     channels: dict[Value, int] = field(default_factory=dict)
-    """The norms whose channels it has, so that a scale of them scales it, and along which axis, from the end."""
-    offsets: dict[str, float] = field(default_factory=dict)
-    """Of a norm: what it adds to each of its parameters."""
-    readings: list[tuple[Reader | None, Value]] = field(default_factory=list)
-    """Of a norm: how its channels are read, and by which parameter; or None, and the call that cannot undo a scale."""
+    """The norms whose channels it has, each with the axis, from the end. Scaling them scales this value."""
+    written: dict[str, Scaling] = field(default_factory=dict)
+    """For NORM: how the norm's parameters scale its channels, by name."""
+    readings: list[tuple[Scaling | None, Value]] = field(default_factory=list)
+    """For NORM: how its channels are read, and by which parameter; or None, and a call that cannot undo a scale."""
 
     def ancestors(self) -> set[Value]:
-        """This value, and all from which it was computed."""
+        """This value and all values from which it was computed."""
         known, new = set(), [self]
         while new:
             value = new.pop()
@@ -117,7 +112,10 @@ def random_like(tensor: Tensor) -> Tensor:
 
 
 def run(function: Any, args: Any, kwargs: Any) -> tuple[Any, list[Tensor]]:
-    """Call a function. Returns its result and the tensors that it made or changed. An argument returned is a view."""
+    """Call a function. Returns its result and the tensors that it made or changed.
+
+    If the function returns one of its arguments, the result is a view of it.
+    """
     versions = [(tensor, tensor._version) for tensor in tensors([args, kwargs])]
     result = function(*args, **kwargs)
     changed = [tensor for tensor, version in versions if tensor._version != version]
@@ -126,88 +124,97 @@ def run(function: Any, args: Any, kwargs: Any) -> tuple[Any, list[Tensor]]:
     return result, changed or tensors(result)
 
 
-def candidates(shape: torch.Size, channels: int) -> Iterator[Reader]:
-    """The ways in which a parameter may read channels. One matrix of q, k and v may do so in some of its thirds."""
+def random_scale(channels: int) -> Tensor:
+    """Random powers of two of both signs. Rounding does not change products with them. Shape (C,)."""
+    return 2.0 ** torch.randint(1, 4, (channels,)) * (2 * torch.randint(2, (channels,)) - 1)
+
+
+def scaled_axis(before: Tensor, after: Tensor, factor: Tensor) -> int | None:
+    """The axis, from the end, along which `after` is `before` times a factor. 0: they are equal. None: neither.
+
+    Args:
+        factor: shape (C,).
+    """
+    if torch.equal(before, after):
+        return 0
+    if before.shape != after.shape or not before.is_floating_point():
+        return None
+    axes = [axis for axis in range(-before.dim(), 0) if before.size(axis) == len(factor)]
+    expected = {axis: scale(before, factor, axis).to(before.dtype) for axis in axes}
+    unseen = 16 * torch.finfo(before.dtype).tiny  # smaller numbers have fewer bits
+    return next((axis for axis in axes if torch.allclose(after, expected[axis], rtol=0, atol=unseen)), None)
+
+
+def candidates(shape: torch.Size, channels: int) -> Iterator[Scaling]:
+    """The ways in which a parameter may read channels. In a joint matrix of q, k and v some thirds may read them."""
     for axis in reversed(range(len(shape))):
         if shape[axis] == channels:
-            yield Reader(axis, slice(None))
+            yield Scaling(axis)
     if shape == (3 * channels, channels):
         for start, end in combinations(range(0, 4 * channels, channels), 2):
-            yield Reader(1, slice(start, end))
+            yield Scaling(1, slice(start, end))
 
 
 def propagate_scale(norm: Value, call: tuple[Any, Any, Any], inputs: dict[int, Value], made: list[Value]) -> None:
-    """Note where a norm's channels are in the result of a call, or how the call reads them.
+    """Record where a norm's channels are in the result of a call, or how the call reads them.
 
     Args:
         norm: the norm.
         call: the function, its positional and its keyword arguments.
-        inputs: the values of its tensors, by id.
-        made: the values that it made.
+        inputs: the values of the call's tensors, by the tensor's id.
+        made: the values that the call made.
     """
     function, *arguments = call
     drawn = {id(t): random_like(t) if t.is_floating_point() else t for t in tensors(arguments)}
     axes = {key: value.channels[norm] for key, value in inputs.items() if norm in value.channels}
-    channels = {drawn[key].size(axis) for key, axis in axes.items()}.pop()
-    factor = 2.0 ** torch.randint(1, 4, (channels,)) * (2 * torch.randint(2, (channels,)) - 1)
+    factor = random_scale({drawn[key].size(axis) for key, axis in axes.items()}.pop())
+    channels = [(key, Scaling(axis), factor) for key, axis in axes.items()]
 
-    def outputs(changed: dict[int, Tensor]) -> list[Tensor]:
-        numbers = {**drawn, **changed}
+    def outputs(*changes: tuple[int, Scaling, Tensor]) -> list[Tensor]:
+        numbers = drawn | {key: scaling.scaled(drawn[key], by).to(drawn[key].dtype) for key, scaling, by in changes}
         return run(function, *tree_map_only(Tensor, lambda t: numbers[id(t)].clone(), arguments))[1]
 
-    def scaled(tensor: Tensor, axis: int) -> Tensor:
-        return scale(tensor, factor, axis).to(tensor.dtype)
-
-    def axis_of(old: Tensor, new: Tensor) -> int | None:
-        """The axis along which it is scaled, from the end; 0: along none; None: it is something else."""
-        if torch.equal(old, new):
-            return 0
-        axes = [axis for axis in range(-old.dim(), 0) if old.is_floating_point() and old.size(axis) == channels]
-        return next((axis for axis in axes if torch.equal(scaled(old, axis), new)), None)
-
-    changed = {key: scaled(drawn[key], axis) for key, axis in axes.items()}
-    before = outputs({})
-    passed = list(map(axis_of, before, outputs(changed)))
-    if None not in passed and all(t.numel() for t in before):  # an expert may be given nothing, which shows nothing
+    before = outputs()
+    passed = [scaled_axis(old, new, factor) for old, new in zip(before, outputs(*channels))]
+    if None not in passed and all(t.numel() for t in before):  # an expert without a token shows nothing
         for value, axis in zip(made, passed):
             value.channels.update({norm: axis} if axis else {})
         return
-    parameters = {key: value for key, value in inputs.items() if value.made_by == PARAMETER}
-    single = [(key, reader) for key in parameters for reader in candidates(drawn[key].shape, channels)]
-    columns = [(key, reader) for key, reader in single if drawn[key].dim() == 2 and reader == (1, slice(None))]
-    # Queries, keys and values may have a matrix each in one call.
-    for readers in chain(combinations(single, 1), combinations(columns, 2), combinations(columns, 3)):
-        divided = {key: reader.divided(drawn[key], factor).to(drawn[key].dtype) for key, reader in readers}
-        if all(map(torch.equal, before, outputs({**changed, **divided}))):
-            return norm.readings.extend((reader, parameters[key]) for key, reader in readers)
+    parameters = [key for key, value in inputs.items() if value.made_by == PARAMETER]
+    ways = [(key, way, 1 / factor) for key in parameters for way in candidates(drawn[key].shape, len(factor))]
+    # One call may read the channels by three matrices: of queries, keys and values.
+    for readers in chain.from_iterable(combinations(ways, number) for number in (1, 2, 3)):
+        if all(map(torch.equal, before, outputs(*channels, *readers))):
+            return norm.readings.extend((way, inputs[key]) for key, way, _ in readers)
     norm.readings.append((None, made[0]))
 
 
-def written_scale(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[dict[str, float], int]:
-    """How a module's parameters scale its output, if they do so as a norm's: one number for each channel.
+def written_scale(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[dict[str, Scaling], int]:
+    """How a module's parameters scale its output, if the module is a norm: one number for each channel.
 
     Returns:
-        What the norm adds to each parameter p, by name: with (p + offset) scaled, the output is scaled. It is 0, or 1
-        of a weight that starts at 0. And the axis of the output that is scaled, from the end. ({}, 0): it is no norm.
+        The scaling of each parameter, by name, and the axis of the output that it scales, from the end. ({}, 0): the
+        module is no norm.
     """
     parameters, every = dict(module.named_parameters(recurse=False)), list(module.parameters())
     shapes = {parameter.shape for parameter in every}
     if len(parameters) < len(every) or len(shapes) != 1 or len(shape := shapes.pop()) != 1 or shape == (1,):
         return {}, 0
-    x, drawn = random_like(args[0]), {name: random_like(p) for name, p in parameters.items()}
-    factor = torch.randint_like(every[0], 1, 4).exp2()
+    drawn, x, factor = (
+        {name: random_like(p) for name, p in parameters.items()},
+        random_like(args[0]),
+        random_scale(*shape),
+    )
 
     def output(parameters: dict[str, Tensor]) -> Any:
         return torch.func.functional_call(module, parameters, (x, *args[1:]), kwargs)
 
     before = output(drawn)
-    axes = [axis for axis in range(-1, -x.dim() - 1, -1) if x.size(axis) == len(factor)]
     if not isinstance(before, Tensor) or before.shape != x.shape:
         return {}, 0
-    unseen = 16 * torch.finfo(before.dtype).tiny  # numbers so small have fewer bits
-    for added in product((0.0, 1.0), repeat=len(drawn)):
-        written = output({name: (p + more) * factor - more for (name, p), more in zip(drawn.items(), added)})
-        for axis in axes:
-            if torch.allclose(written, scale(before, factor, axis).to(before.dtype), rtol=0, atol=unseen):
-                return dict(zip(drawn, added)), axis
+    for offsets in product((0.0, 1.0), repeat=len(drawn)):
+        written = {name: Scaling(offset=offset) for name, offset in zip(drawn, offsets)}
+        after = output({name: written[name].scaled(p, factor).to(p.dtype) for name, p in drawn.items()})
+        if axis := scaled_axis(before, after, factor):
+            return written, axis
     return {}, 0

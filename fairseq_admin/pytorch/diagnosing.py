@@ -1,9 +1,9 @@
-"""The smallest change that lets a new model learn: a warm-up, Admin, another rate, or none. Short trials on copies.
+"""Short trials find the smallest change with which a new model learns: none, a warm-up, Admin, or another rate.
 
-Trials are compared with a *blind* copy, whose stacks end in a constant: it learns how often each target occurs and no
-more, which is the plateau. They go by successive halving: every setting for n steps; of each kind of setting the better
-half of its rates for 2n, and of these the better half for 4n. Once a trial has left the plateau, only smaller changes
-than its setting are tried further. This says what leaves the plateau, never what ends best.
+The plateau is the loss of a *blind* copy, in which every norm of a stack reads a constant: it learns how often each
+target occurs, and nothing else. The trials go by successive halving: every setting runs for n steps; the better half of
+each kind's rates runs for 2n, and the better half of those for 4n. Once a trial has left the plateau, only smaller
+changes than its setting are tried further. The result says which settings leave the plateau, not which one ends best.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from .sites import grouped
 from .trace import undisturbed
 
 KINDS = [(None, False), (None, True), ("constant", True), ("log", True), ("reference", True)]
-"""A rule, or None for the model as it is; and whether the rate warms up, for a quarter of the steps."""
+"""A rule, or None for the model as it is; and whether the rate warms up during a quarter of the steps."""
 LENGTHS = (1, 2, 4)
 SHARE = 0.1
-"""How much of the planned run all trials may take together."""
+"""The share of the planned run that all trials together may take."""
 FEWEST = 8  # steps of a trial
 LEAVES, STAYS = 0.1, 0.02
-"""A trial this far below the plateau's loss, as a share of it, has left it; one nearer than that is still on it."""
-LARGE = 0.1  # a change of a matrix by two steps, as a share of its norm
+"""Shares of the plateau's loss: a trial lower by more than LEAVES has left the plateau, by less than STAYS has not."""
+LARGE = 0.1  # change of a matrix in two steps, as a share of its norm
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The longest trial of a setting; its loss is the mean over the last quarter of the steps.
+    """The longest trial of a setting. The loss is the mean over the last quarter of the steps.
 
-    Its status is *learns*, *fails* (diverged, or on the plateau after the longest trial) or *undecided in N steps*.
+    The status is *learns*, *fails* (diverged, or on the plateau after the longest trial) or *undecided in N steps*.
     """
 
     rule: str | None
@@ -60,13 +60,13 @@ class Trial:
         return self.steps // 4 if self.warms_up else 0
 
     def __str__(self) -> str:
-        numbers = f"{self.rate:8g} {self.warm_up:8} {self.steps:6} {self.loss:9.4g}"
-        return f"{self.rule or 'as it is':9} {numbers}  {self.status}"
+        rule = self.rule or "as it is"
+        return f"{rule:9} {self.rate:8g} {self.warm_up:8} {self.steps:6} {self.loss:9.4g}  {self.status}"
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Trials, the smallest change first; the loss of the plateau; what else was seen in the model."""
+    """The trials, smallest change first; the loss of the plateau; other observations about the model."""
 
     trials: list[Trial]
     plateau: float
@@ -74,7 +74,7 @@ class Diagnosis:
 
     @property
     def advice(self) -> str:
-        """The smallest change that leaves the plateau, in one sentence; or what to try next."""
+        """The smallest change that leaves the plateau, or the next thing to try, in one sentence."""
         longest = max(trial.steps for trial in self.trials)
         best = next((trial for trial in self.trials if trial.status == "learns"), None)
         if best is self.trials[0]:
@@ -93,11 +93,10 @@ class Diagnosis:
 
 
 class Trainer:
-    """Trains copies of a model, each on the same batches and from the same random state."""
+    """Trains copies of a model, all on the same batches and from the same random state."""
 
     def __init__(self, model: nn.Module, batches: Iterable[Any], loss: Loss, optimizer: Callable) -> None:
         self.model, self.batches, self.loss, self.optimizer = model, batches, loss, optimizer
-        self.step_done: Callable[[], object] = int
         trial, calls = self.copy(), []
         trial.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True)
         with undisturbed(trial):
@@ -106,7 +105,7 @@ class Trainer:
             raise AdminError("loss(model, batch) did not call the model that it was given; expected model(...) in it.")
         _, args, kwargs = calls[0]
         self.batch = {**by_name(model, args), **kwargs} if kwargs else args
-        """What the model's forward takes of the first batch."""
+        """The arguments that the loss gives to the model's forward for the first batch."""
 
     def copy(self, rule: str | None = None) -> nn.Module:
         """A copy of the model in training mode, attached by a rule."""
@@ -120,8 +119,7 @@ class Trainer:
     def train(self, model: nn.Module, rate: float, warm_up: int, steps: int) -> float:
         """Train a copy. Returns the mean loss of the last quarter of the steps; infinity if it is not finite."""
         losses: list[float] = []
-        devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
-        with torch.random.fork_rng(list(devices)), torch.enable_grad():
+        with torch.random.fork_rng(), torch.enable_grad():
             optimizer = self.optimizer(model.parameters(), rate)
             schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / max(1, warm_up)))
             for batch in itertools.islice(itertools.chain.from_iterable(itertools.repeat(self.batches)), steps):
@@ -133,7 +131,6 @@ class Trainer:
                 value.backward()
                 optimizer.step()
                 schedule.step()
-                self.step_done()
         return mean(losses[-max(1, steps // 4) :])
 
     def blind(self) -> nn.Module:
@@ -151,18 +148,19 @@ class Trainer:
 
 
 def look(trainer: Trainer, rate: float) -> tuple[list[str], float]:
-    """What may keep the model, or omega, from working, by two steps at the full rate; the seconds of one."""
-    model, seen, record = trainer.copy(), [], attached(trainer.copy("constant"))[1]
-    if single := [stack[0].name for stack in record.stacks if len(stack) == 1]:
-        seen.append(f"Stacks of one sub-layer, where omega is 1: {', '.join(single)}.")
-    if record.reasons:
-        seen.append(f"Norms without omega: {grouped(record.reasons)}.")
+    """Observations that may explain why the model, or ω, does not work; the seconds of one step.
+
+    Trains a copy for two steps at the full rate.
+    """
+    model, off = trainer.copy(), attached(trainer.copy("constant"))[1].off
+    seen = [f"Admin is off: {grouped(off)}."] if off else []
     before = {name: w.detach().clone() for name, w in model.named_parameters() if w.dim() > 1 and w.any()}
-    looks = [(weight.shape, weight.double().norm().item()) for weight in before.values()]
-    most = max(looks, key=looks.count)
-    if looks.count(most) > 1:
-        first, second, *_ = [name for name, look in zip(before, looks) if look == most]
-        seen.append(f"Layers start as copies ({first}, {second}, …): draw each, as nn.Transformer does.")
+    same: dict[Any, list[str]] = {}
+    for name, weight in before.items():
+        same.setdefault((weight.shape, weight.double().norm().item()), []).append(name)
+    copies = max(same.values(), key=len)
+    if len(copies) > 1:
+        seen.append(f"Layers start as copies ({copies[0]}, {copies[1]}, …): draw each, as nn.Transformer does.")
     trainer.train(model, rate, 0, 1)
     began = time.monotonic()
     trainer.train(model, rate, 0, 1)
@@ -196,21 +194,19 @@ def diagnose(
 
     Args:
         model: not attached, and not trained yet.
-        batches: of the training: a list or a DataLoader, which every trial reads from its beginning.
-        loss: the loss of a batch, by calling the model that it is given: loss(model, batch).
-        optimizer: optimizer(parameters, lr).
-        rates: learning rates to try: yours first, then in the order in which you would take them.
-        steps: number of steps of the run that you plan; the trials take a tenth of them at most, all together.
+        batches: the training's batches: a list or a DataLoader. Every trial reads them from the beginning.
+        loss: loss(model, batch) calls that model and returns the loss of the batch.
+        optimizer: optimizer(parameters, lr) returns an optimizer.
+        rates: learning rates to try: yours first, then the others in order of preference.
+        steps: number of steps of the run that you plan. All trials together take at most a tenth of them.
 
     Returns:
         The trials (rule, warm-up in steps, rate, steps, loss, status), the loss of the plateau, and `advice` in one
-        sentence. `print` shows them as one table.
+        sentence. `print` shows them as one table. Losses have the unit of `loss`.
 
     Raises:
         AdminError: too few steps for so many rates; what `attach` and `profile` refuse (Pre-LN, a trained model).
     """
-    from ..bar import bar  # tqdm, which nothing else here needs
-
     if isinstance(batches, Iterator):
         raise AdminError("batches can be read only once; expected a list or a DataLoader, for every trial reads it.")
     keep = [math.ceil(len(rates) / length) for length in LENGTHS]
@@ -221,27 +217,26 @@ def diagnose(
         raise AdminError(f"steps={steps} leaves {unit} steps a trial; expected steps={least} or more, or fewer rates.")
     trainer = Trainer(model, batches, loss, optimizer)
     seen, seconds = look(trainer, rates[0])
-    cost = f"at most {unit * parts} steps of {seconds:.2g} s, {unit * parts * seconds / 60:.1f} minutes"
-    print(f"diagnose: {cost}", file=sys.stderr)
+    most = unit * parts
+    print(f"diagnose: at most {most} steps of {seconds:.2g} s, {most * seconds / 60:.1f} minutes", file=sys.stderr)
     trials = [Trial(*kind, rate) for rate in rates for kind in KINDS]
     alive = list(range(len(trials)))
-    with bar("trials", unit * parts, " steps", prefix="diagnose: ") as shown:
-        trainer.step_done = shown.update
-        plateau = trainer.train(trainer.blind(), max(rates), 0, unit * LENGTHS[-1])
-        if plateau == math.inf:
-            raise AdminError(f"at {max(rates):g} even a copy that reads nothing diverges; give lower rates.")
-        leaves, stays = (plateau - share * abs(plateau) for share in (LEAVES, STAYS))
-        for count, length in zip(keep, LENGTHS):
-            by_loss = sorted(alive, key=lambda i: trials[i].loss)
-            best = [[i for i in by_loss if i % len(KINDS) == kind][:count] for kind in range(len(KINDS))]
-            alive = sorted({*alive[:1], *itertools.chain(*best)})  # the user's own setting always
-            for i in alive:
-                trial = replace(trials[i], steps=unit * length)
-                value = trainer.train(trainer.copy(trial.rule), trial.rate, trial.warm_up, trial.steps)
-                fails = value == math.inf or (value > stays and length == LENGTHS[-1])
-                status = "learns" if value <= leaves else "fails" if fails else f"undecided in {trial.steps} steps"
-                trials[i] = replace(trial, loss=value, status=status)
-                if value <= leaves:
-                    alive = [other for other in alive if other < i]
-                    break
+    plateau = trainer.train(trainer.blind(), max(rates), 0, unit * LENGTHS[-1])
+    if plateau == math.inf:
+        raise AdminError(f"at {max(rates):g} even a copy that reads nothing diverges; give lower rates.")
+    leaves, stays = (plateau - share * abs(plateau) for share in (LEAVES, STAYS))
+    for count, length in zip(keep, LENGTHS):
+        by_loss = sorted(alive, key=lambda i: trials[i].loss)
+        best = [[i for i in by_loss if i % len(KINDS) == kind][:count] for kind in range(len(KINDS))]
+        alive = sorted({*alive[:1], *itertools.chain(*best)})  # the user's own setting always
+        for i in alive:
+            trial = replace(trials[i], steps=unit * length)
+            value = trainer.train(trainer.copy(trial.rule), trial.rate, trial.warm_up, trial.steps)
+            fails = value == math.inf or (value > stays and length == LENGTHS[-1])
+            status = "learns" if value <= leaves else "fails" if fails else f"undecided in {trial.steps} steps"
+            trials[i] = replace(trial, loss=value, status=status)
+            print(trials[i], file=sys.stderr)
+            if value <= leaves:
+                alive = [other for other in alive if other < i]
+                break
     return Diagnosis([trial for trial in trials if trial.steps], plateau, seen)

@@ -1,16 +1,16 @@
 """The fold's algebra on tensors: omega leaves the shortcut and enters the weights around it (Liu et al. 2020,
 appendix C).
 
-A sub-layer computes LN(ω ⊙ x + f(x)). Let whatever writes x write ω ⊙ x, and let whatever in f reads x divide its input
-by ω: the sum is the same, and the shortcut needs no ω.
+A sub-layer computes LN(ω ⊙ x + f(x)). If the module that writes x writes ω ⊙ x instead, and the modules of f that read
+x divide their input by ω, the sum is the same and the shortcut needs no ω.
 
     the norm that wrote x       scale(weight, ω, 0), scale(bias, ω, 0)
     every module that reads x   scale(weight, 1 / ω, 1): its input columns; the bias stays
 
-Where nothing with weights wrote x (a stack's first sub-layer) and ω is one constant c > 0, LN(c x + f) = LN(x + f / c)
-but for the norm's eps: the weight and bias of the branch's last module get scale(..., 1 / c, 0).
+If nothing with weights wrote x (a stack's first sub-layer) and ω is one constant c > 0, then LN(c x + f) =
+LN(x + f / c), except for the norm's eps: the weight and bias of the branch's last module get scale(..., 1 / c, 0).
 
-Everything is computed and returned in float64. C channels
+All functions compute and return float64. C is the number of channels.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from torch import Tensor
 from ..errors import AdminError
 
 SMALLEST = 1e-6
-"""Folding divides by ω; entries nearer to 0 than this are refused, unless another bound is given."""
+"""Folding divides by ω. Smaller |ω| are refused, unless the caller gives another bound."""
 CLAMP = "Fold with --min-omega {:g} (in Python clamp=True) to clamp it, or keep the model unfolded"
 
 
 def scale(tensor: Tensor, factor: Tensor, axis: int) -> Tensor:
-    """A weight or a bias whose entries along an axis are `factor` times as large.
+    """A weight or bias with its entries along an axis `factor` times as large, float64.
 
     Args:
-        tensor: any with C entries along the axis.
+        tensor: any tensor with C entries along the axis.
         factor: shape (C,), or (1,) for all channels.
-        axis: 0 for what a norm or a projection gives, 1 for the columns of a projection, by which it reads.
+        axis: 0 scales the output of a norm or a projection, 1 the columns by which a projection reads its input.
     """
     shape = [1] * tensor.dim()
     shape[axis] = -1
@@ -42,22 +42,22 @@ def scale(tensor: Tensor, factor: Tensor, axis: int) -> Tensor:
 
 
 def whole(tensor: Any) -> Any:
-    """All of a tensor of which FSDP has a shard on each rank: every rank has to call. Any other as it is."""
+    """The whole of a tensor that FSDP has in shards: every rank has to call this. Other tensors are returned as is."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def divisible(omega: Tensor, name: str, smallest: float = SMALLEST, clamp: bool = False, advice: str = CLAMP) -> Tensor:
-    """ω, float64, without an entry nearer to 0 than `smallest`. Shape (C,).
+    """ω in float64, if no |ω| is smaller than `smallest`. Shape (C,).
 
     Args:
         omega: shape (C,).
-        name: what errors call it.
+        name: the name of ω in errors.
         smallest: the smallest |ω| to divide by.
-        clamp: take `smallest` for entries nearer to 0, each with its sign, rather than refuse them.
-        advice: what errors say can be done.
+        clamp: replace smaller entries by `smallest`, with their sign, rather than refuse them.
+        advice: the last sentence of the error.
 
     Raises:
-        AdminError: there is such an entry, and it is not to be clamped.
+        AdminError: an entry is smaller, and `clamp` is not set.
     """
     omega = omega.double()
     channel = int(omega.abs().argmin())

@@ -7,8 +7,6 @@ Trainer(model, args, train_dataset=data, callbacks=[AdminCallback()]).train()
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +14,23 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .attaching import folded_state_dict, omegas, unfoldable
+from .omega import omega_summary
 from .profiling import profile
 
 logger = logging.getLogger(__name__)
 FOLDED = "folded"
-"""The folder in each checkpoint with the stock model."""
+"""The folder of the stock model in each checkpoint."""
 
 
 class AdminCallback(TrainerCallback):
-    """Logs ω of an attached model, and saves a folded copy in each checkpoint. With a rule it profiles first.
+    """Logs ω of an attached model and saves a folded copy in each checkpoint. If it has a rule, it profiles first.
 
-    A checkpoint of the Trainer has ω, and resuming takes it from there, exactly; but transformers' own from_pretrained
-    leaves ω out, so what is to be loaded later is the folder `folded` of a checkpoint: a stock model.
+    The Trainer's checkpoints hold ω, and resuming restores it exactly. But from_pretrained drops ω, so load the folder
+    `folded` of a checkpoint later: it holds a stock model.
 
     Args:
-        rule: for `profile`, on the first training batch of a run that is not resumed. None: ω stays as attach, or a
-            load_state_dict, left it.
+        rule: the rule of `profile`, which runs on the first training batch unless the run is resumed. None: ω stays as
+            `attach` or load_state_dict left it.
     """
 
     def __init__(self, rule: str | None = None) -> None:
@@ -43,28 +42,22 @@ class AdminCallback(TrainerCallback):
         model = kwargs["model"]
         if self.rule is None or state.global_step > 0:
             return
-        with torch.random.fork_rng():  # training draws the same batch again
+        with torch.random.fork_rng():  # so that training draws the same batch again
             batch = next(iter(kwargs["train_dataloader"]))
         device = next(model.parameters()).device
         profile(model, {key: value.to(device) for key, value in batch.items()}, rule=self.rule)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        values = torch.cat(list(omegas(kwargs["model"]).values())).float()
-        summary = {"omega_min": values.min(), "omega_mean": values.mean(), "omega_max": values.max()}
-        state.log_history[-1].update({key: value.item() for key, value in summary.items()})
+        summary = omega_summary(torch.cat(list(omegas(kwargs["model"]).values())))
+        state.log_history[-1].update({f"omega_{key}": value for key, value in summary.items()})
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if kept := unfoldable(kwargs["model"]):
             logger.warning("Admin: no folded copy: %s", kept)
             return
-        stock = folded_state_dict(kwargs["model"])  # on every rank: each may have a shard of it
-        if not state.is_world_process_zero:
-            return
-        folder = Path(args.output_dir or ".") / f"checkpoint-{state.global_step}" / FOLDED
-        part = folder.with_suffix(".part")
-        shutil.rmtree(part, ignore_errors=True)
-        kwargs["model"].save_pretrained(part, state_dict=stock)
-        if kwargs.get("processing_class") is not None:
-            kwargs["processing_class"].save_pretrained(part)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(part, folder)
+        stock = folded_state_dict(kwargs["model"])  # every rank has to call: each may have a shard
+        if state.is_world_process_zero:
+            folder = Path(args.output_dir or ".") / f"checkpoint-{state.global_step}" / FOLDED
+            kwargs["model"].save_pretrained(folder, state_dict=stock)
+            if kwargs.get("processing_class") is not None:
+                kwargs["processing_class"].save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Admin under Lightning. The only file here that imports it, as `lightning` or as `pytorch_lightning`.
+"""Admin under Lightning. Only this file imports Lightning, as `lightning` or as `pytorch_lightning`.
 
 Trainer(callbacks=[AdminCallback(batch, module="bert")]).fit(model, loader)
 """
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .attaching import ATTACHED, attach, folded_state_dict, omegas, unfoldable
+from .omega import omega_summary
 from .profiling import profile
 
 try:
@@ -20,17 +21,17 @@ except ImportError:
 
 logger = logging.getLogger(__name__)
 FOLDED = "folded"
-"""The key in each checkpoint of the stock model's state dict."""
+"""The key of the stock model's state dict in each checkpoint."""
 
 
 class AdminCallback(Callback):
     """Attaches before the optimizer is made, logs ω, and puts the folded weights into each checkpoint.
 
     Args:
-        batch: what the module's forward takes (see `batch`).
+        batch: the arguments of the module's forward (see `batch`).
         module: the name of the module to attach to, in the LightningModule. "": the LightningModule itself.
-        rule: for `profile`, at the start of a run that is not resumed. None: ω stays as attach left it.
-        options: for `attach`.
+        rule: the rule of `profile`, which runs first unless the run is resumed. None: ω stays as `attach` left it.
+        options: the options of `attach`.
     """
 
     def __init__(self, batch: Any, module: str = "", rule: str | None = None, **options: Any) -> None:
@@ -47,9 +48,8 @@ class AdminCallback(Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
         if trainer.global_step % trainer.log_every_n_steps == 0:
-            values = torch.cat(list(omegas(pl_module.get_submodule(self.module)).values())).float()
-            summary = {"omega_min": values.min(), "omega_mean": values.mean(), "omega_max": values.max()}
-            pl_module.log_dict(summary)
+            summary = omega_summary(torch.cat(list(omegas(pl_module.get_submodule(self.module)).values())))
+            pl_module.log_dict({f"omega_{key}": value for key, value in summary.items()})
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         model = pl_module.get_submodule(self.module)

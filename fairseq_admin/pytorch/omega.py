@@ -30,8 +30,8 @@ def variance(x: Tensor, real: Tensor | None) -> Tensor:
 
     Args:
         x: activations. Shape (T, B, C) or (T·B, C), any floating type.
-        real: indices, in T·B, of the positions that are not padding. Shape (R,), int64. (A mask would be turned into
-            them, and the device waited for, at every call.) None: all are real.
+        real: indices, in T·B, of the positions that are not padding. Shape (R,), int64. None: all are real. (A mask
+            would have to be turned into indices, and wait for the device, at every call.)
 
     Returns:
         Var[x], a scalar on x's device; NaN if no position is real.
@@ -42,12 +42,12 @@ def variance(x: Tensor, real: Tensor | None) -> Tensor:
 
 
 def next_omega(omega: Tensor, shortcut_variance: Tensor, branch_variance: Tensor) -> Tensor:
-    """Rule `reference`: the scale of sub-layer i+1 from what sub-layer i adds up.
+    """Rule `reference`: the scale of sub-layer i+1 from the two variances that sub-layer i adds.
 
         ω_1 = 1,   ω_{i+1}² = Var[ω_i x_{i-1}] + Var[f_i]
 
     Each ω is in place before the next branch is measured, as in the authors' released code, which gave the published
-    numbers. That code also counts padding, trains ω_1, and its weight decay pulls ω to 0, not to what was profiled.
+    numbers. That code also counts padding and trains ω_1, and its weight decay pulls ω to 0, not to the profiled value.
 
     Args:
         omega: ω_i, a scalar.
@@ -65,7 +65,7 @@ def omega_from_variances(branch_variances: Tensor, input_variance: Tensor) -> Te
 
         ω_1 = 1,   ω_i² = Var[x_0] + Σ_{j<i} Var[f_j]  (i > 1)
 
-    Liu et al. 2020, section 4.3, completed: the paper's sum has no Var[x_0], with which ω_1 would be 0.
+    Liu et al. 2020, section 4.3, completed: the paper's sum lacks Var[x_0], and without it ω_1 would be 0.
 
     Args:
         branch_variances: Var[f_j] with every ω = 1, in forward order. Shape (S,), one stack.
@@ -82,8 +82,8 @@ def omega_from_variances(branch_variances: Tensor, input_variance: Tensor) -> Te
 def omega_from_depth(rule: str, sublayers: int) -> float:
     """Rules `log` and `constant`: one scale for every sub-layer of a stack, from its depth alone.
 
-        log:       ω² = (S + 1) / ln(S + 1) - 1        the output change then grows as O(log S)
-        constant:  ω² = S                              and stays O(1)
+        log:       ω² = (S + 1) / ln(S + 1) - 1        the output change grows as O(log S)
+        constant:  ω² = S                              the output change stays O(1)
 
     Both are the closed forms of the package admin-torch ("O(logn)" and "O(1)"), by the paper's first author.
 
@@ -101,11 +101,11 @@ def omega_from_depth(rule: str, sublayers: int) -> float:
 
 
 class StackMeasure:
-    """The variances of one stack's sub-layers, as they run in forward order, and their ω by a rule.
+    """The variances of one stack's sub-layers, measured in forward order, and their ω by a rule.
 
     Args:
         rule: "reference" or "paper".
-        real: as for `variance`.
+        real: see `variance`.
 
     Raises:
         AdminError: there is no such rule, or no position is real.
@@ -125,7 +125,7 @@ class StackMeasure:
         self.branch_variances: list[Tensor] = []
 
     def add(self, shortcut: Tensor, branch: Tensor) -> Tensor:
-        """Measure the next sub-layer. Returns the ω with which it continues, a scalar.
+        """Measure the next sub-layer. Returns its ω, a scalar.
 
         Args:
             shortcut: x_{i-1}, before scaling. Shape (T, B, C).
@@ -140,17 +140,17 @@ class StackMeasure:
         return omega
 
     def omega(self) -> Tensor:
-        """ω of every sub-layer after the pass. Shape (S,), float32."""
+        """ω of every sub-layer, once the pass is over. Shape (S,), float32."""
         if self.rule == "paper":
             return omega_from_variances(torch.stack(self.branch_variances), self.shortcut_variances[0])
         return torch.stack(self.omegas)
 
 
 def omega_range(stack: str, omega: Tensor) -> str:
-    """The part of the log's line about a stack with these ω, shape (S,).
+    """The text of the log about a stack with these ω, shape (S,).
 
     Raises:
-        AdminError: one is not a finite number.
+        AdminError: an ω is not a finite number.
     """
     bad = (~torch.isfinite(omega)).nonzero()
     if len(bad):
@@ -182,25 +182,25 @@ def profile_stacks(
     sentences: int,
     from_first_rank: Callable[[Tensor], object],
 ) -> tuple[Tensor, int, str]:
-    """Measure every ω, and set it to what the first rank measured. Every rank has to call this.
+    """Measure every ω, and set it to the first rank's value. Every rank has to call this.
 
     Args:
         stacks: the sub-layers of each stack, by name; each has `omega` and `set_omega`.
-        measure: gives the ω of all stacks from so many sentences.
-        sentences: how many the batch has.
+        measure: returns the ω of all stacks, from a number of sentences.
+        sentences: the number to begin with.
         from_first_rank: broadcasts a tensor, in place.
 
     Returns:
-        ω, shape (S_1 + S_2 + ...,); the number of sentences used; the log's text about it.
+        ω, shape (S_1 + S_2 + ...,); the number of sentences used; the text for the log.
 
     Raises:
-        AdminError: an ω is not a finite number, and none was set.
+        AdminError: an ω is not a finite number. No ω is set then.
     """
     sublayers = [sublayer for stack in stacks.values() for sublayer in stack]
     omega, failure = torch.full((len(sublayers),), math.nan, device=sublayers[0].omega.device), None
     try:
         omega, sentences = within_memory(measure, sentences)
-    except Exception as error:  # after the broadcast, which every rank has to reach
+    except Exception as error:  # raised after the broadcast, which every rank has to reach
         failure = error
     from_first_rank(omega)
     if failure is not None and not torch.isfinite(omega).all():

@@ -1,4 +1,4 @@
-"""ω of an attached model from one batch: a pass without gradients, dropout as in training, that changes no more."""
+"""Profile an attached model: one pass over a batch, without gradients, with dropout as in training, sets ω."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from .sites import Site
 from .trace import undisturbed
 
 logger = logging.getLogger(__name__)
-UNBATCHED = ("mask", "src_mask", "tgt_mask", "memory_mask")  # of torch's attention: positions by positions
+UNBATCHED = ("mask", "src_mask", "tgt_mask", "memory_mask")  # torch's attention masks: positions by positions
 ENCODER = ("attention_mask", "src_key_padding_mask")
 DECODER = ("decoder_attention_mask", "tgt_key_padding_mask", "labels")
-"""Arguments that tell padding: as 0, in torch's as all but 0, in labels as -100, which cross entropy leaves out."""
+"""Arguments that mark padding: by 0; torch's padding masks by 1; labels by -100, which cross entropy leaves out."""
 
 
 class Batch:
-    """The arguments of a model's forward. Sentences are along the first axis, or as nn.MultiheadAttention has them.
+    """The arguments of a model's forward. Sentences are along the first axis, or the axis of nn.MultiheadAttention.
 
-    A model may be given words (B, T) and turn them, which is known where a mask of padding (B, T) comes with them.
+    A model may take words (B, T) and transpose them for its layers. A padding mask (B, T) next to them shows that.
     """
 
     def __init__(self, model: nn.Module, batch: Any) -> None:
         self.named, self.keywords = by_name(model, batch), isinstance(batch, Mapping)
         of_torch = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
         self.axis = self.given = int(not all(module.batch_first for module in of_torch))
-        self.misfits: set[str] = set()  # masks of which it was said that they are of no use
+        self.misfits: set[str] = set()  # masks whose shape has been warned of
         self.unbatched = UNBATCHED if of_torch else ()
         batched = [value for value in self.named.values() if isinstance(value, Tensor) and value.dim() > 1]
         first, *_ = [*batched, torch.empty(1, 1)]
@@ -47,10 +47,6 @@ class Batch:
                 self.given = 0
         self.sentences, self.length = first.size(self.given), first.size(1 - self.given)
 
-    def within(self, tokens: int) -> int:
-        """How many sentences have at most so many padded tokens together; at least one."""
-        return max(1, min(self.sentences, tokens // max(1, self.length)))
-
     def first(self, sentences: int) -> Any:
         """The batch, cut to the first sentences."""
         cut = dict(self.named)
@@ -62,11 +58,11 @@ class Batch:
         return cut if self.keywords else tuple(cut.values())
 
     def real(self, inputs: set[str], x: Tensor) -> Tensor | None:
-        """The indices of a stack's positions that are not padding, as far as is known. None: of all.
+        """The indices of a stack's positions that are not padding. None: no usable mask, so all positions count.
 
         Args:
             inputs: the arguments on which the stack's input depends.
-            x: what runs through the stack, of the first sentences. Shape (B, T, C) or (T, B, C).
+            x: the stack's activations for the first sentences. Shape (B, T, C) or (T, B, C).
         """
         decoder = any(name.startswith(("decoder_", "tgt", "labels")) for name in inputs)
         name = next((name for name in (DECODER if decoder else ENCODER) if self.named.get(name) is not None), "")
@@ -88,8 +84,8 @@ class Batch:
 def profile(model: nn.Module, batch: Any, *, rule: str = "reference", tokens: int = 8192) -> dict[str, Tensor]:
     """Set every ω of an attached model from one training batch, as the paper does (Liu et al. 2020, section 4.3).
 
-    Padding is left out of the variances where the batch has an attention mask (or torch's key padding mask); of a
-    decoder without one, where labels are -100.
+    The variances leave out padding if the batch has an attention mask or torch's key padding mask. A decoder without a
+    mask leaves out positions with labels of -100.
 
         >>> batch = torch.randn(4, 7, 16)
         >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
@@ -100,46 +96,45 @@ def profile(model: nn.Module, batch: Any, *, rule: str = "reference", tokens: in
 
     Args:
         model: attached, and not trained yet. Under DDP every rank has to call, and all get rank 0's ω.
-        batch: what a forward takes (see `batch`).
-        rule: "reference", as the authors' code, or "paper" (see `omega`).
-        tokens: padded tokens to use at most; the batch's first sentences that fit are used, at least one.
+        batch: the arguments of a forward (see `batch`).
+        rule: "reference", the authors' code, or "paper", the paper's text (see `omega`).
+        tokens: the most padded tokens to use. The batch is cut to the first sentences that fit, at least one.
 
     Returns:
-        ω, a scalar without a unit, by the name of the site's norm, as `omegas` orders them.
+        ω by the name of the site's norm, in the order of `omegas`. A float32 scalar without a unit.
 
     Raises:
-        AdminError: the model is not attached, or not fresh; a site does not run once; a variance is not finite.
+        AdminError: the model is not attached, or is trained; a site does not run; a variance is not finite.
     """
     root, attachment = attached(model)
     refuse_trained(attachment.sites)
     samples = Batch(root, batch)
     stacks = {f"stack of {stack[0].name}": stack for stack in attachment.stacks}
     attempt = partial(measure, root, attachment, samples, rule)
-    omega, sentences, summary = profile_stacks(stacks, attempt, samples.within(tokens), from_first_rank)
+    most = max(1, min(samples.sentences, tokens // max(1, samples.length)))
+    omega, sentences, summary = profile_stacks(stacks, attempt, most, from_first_rank)
     logger.info("Admin: profiled by rule %s on %d sentences: %s", rule, sentences, summary)
     return {site.name: value for site, value in zip(attachment.sites, omega)}
 
 
 def from_first_rank(omega: Tensor) -> None:
-    """Take the first rank's ω."""
+    """Replace ω by the first rank's."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.broadcast(omega, 0)
 
 
 def measure(root: nn.Module, attachment: Attached, samples: Batch, rule: str, sentences: int) -> Tensor:
-    """ω of all stacks from the first sentences of a batch, one stack after the other. Shape (S_1 + S_2 + ...,)."""
+    """ω of all stacks, one after the other, from the first sentences of a batch. Shape (S_1 + S_2 + ...,)."""
     measures: dict[Site, StackMeasure] = {}
 
     def observe(first: Site, site: Site, norm: nn.Module, inputs: tuple) -> None:
         x, total = (tensor.movedim(site.axis, -1) for tensor in (site.shortcut(inputs[0]), inputs[0]))
-        if site is first:
-            measures[first] = StackMeasure(rule, samples.real(first.inputs, x))
-        if first not in measures:
-            return
-        measures[first].real = samples.real(first.inputs, x)  # a part of the positions may go on
-        omega = measures[first].add(x, total.float() - x.float())
+        real = samples.real(first.inputs, x)
+        stack = measures.setdefault(first, StackMeasure(rule, real))
+        stack.real = real  # a later site may have fewer positions
+        omega = stack.add(x, total.float() - x.float())
         site.set_omega(omega)
-        measures[first].omegas[-1] = omega if site.learned else torch.ones_like(omega)
+        stack.omegas[-1] = omega if site.learned else torch.ones_like(omega)
 
     with undisturbed(root) as undo:
         root.train()
@@ -147,7 +142,7 @@ def measure(root: nn.Module, attachment: Attached, samples: Batch, rule: str, se
             for site in stack:
                 hook = site.norm.register_forward_pre_hook(partial(observe, stack[0], site), prepend=True)
                 undo.callback(hook.remove)
-        # On copies of the buffers, which are ω and running statistics.
+        # Copies of the buffers, because ω and running statistics change in the pass.
         buffers = {name: buffer.clone() for name, buffer in root.named_buffers()}
         torch.func.functional_call(root, buffers, *arguments(samples.first(sentences)))
     ran = sum(len(measured.omega()) for measured in measures.values())

@@ -1,18 +1,17 @@
 """The sites of a model, found in the graph of one forward, and the hooks that scale their shortcuts.
 
-A site is a sum x + f(x) that nothing but a norm reads, as Post-LN has (in Pre-LN the sum goes on). x is its shortcut:
-the term on which the other depends. With each site the graph gives where x can be taken, and what the fold needs: the
-norm that wrote x, and the weights that read x, all of which have to undo a scale that only the shortcut is to have.
+A site is a sum x + f(x) that only a norm reads, as in Post-LN. (In Pre-LN the sum goes on.) x is the shortcut: the term
+on which the other term depends. For each site the graph also says where hooks can take x, and what the fold needs: the
+norm that wrote x, and the weights that read x. Those weights have to undo a scale that only the shortcut should have.
 
-x is taken in the smallest module call around the norm: it is that call's input, or what a module in it returned. So a
-layer that is computed again, from a checkpoint, takes its own x again.
+Hooks take x in the smallest module call around the norm: as that call's input, or as the output of a module inside it.
+So a layer that is recomputed from a checkpoint takes its own x again.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -21,52 +20,65 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import AdminError
-from .channel_flow import ARGUMENT, UNSEEN, Handover, Reader, Value
+from .channel_flow import ARGUMENT, UNSEEN, Handover, Value
 from .folding import whole
 from .trace import ADDS, IN_PLACE, TIMES, Trace
 
 FACTOR = "add with alpha"
-"""A sum with a factor at its second term, which may be the branch."""
+"""A sum with a factor at its second term, which is the branch or the shortcut."""
 GOES_ON = "reads a sum that goes on, as in Pre-LN"
 UNRELATED = "reads a sum of which no term depends on the other"
 FACTORED = "reads a sum with a factor at the shortcut, as DeepNorm's"
-KEEP = 'unfoldable="keep" trains it with an omega that could not be folded away'
+KEEP = '; unfoldable="keep" trains it with an omega that could not be folded away'
 SKIP = 'Give unfoldable="skip" to leave such norms out, or name those that are to have one: sites=[...].'
 
 
 def position_and_keyword(module: nn.Module, argument: int | str) -> tuple[int, str]:
-    """Both names of a module's argument, of which one is known. Without a name it has a keyword that nobody gives."""
+    """The position and the keyword of a module's argument, from either of them.
+
+    An argument without a keyword gets "", which no call uses.
+    """
     names = list(inspect.signature(module.forward).parameters)
     if isinstance(argument, int):
         return argument, names[argument] if argument < len(names) else ""
     return names.index(argument) if argument in names else len(names), argument
 
 
-@dataclass(eq=False)
 class Site:
-    """A sum x + f(x) and its norm; `capture`, `capture_result` and `scale` are hooks."""
+    """A sum x + f(x) and its norm; `capture`, `capture_result` and `scale` are hooks.
 
-    name: str
-    """The norm's name in the model."""
-    norm: Any
-    calls: int
-    """How often the norm is called in a forward."""
-    axis: int
-    """The axis of the channels in the sum, from the end."""
-    sources: list[tuple[nn.Module, int | str | None]]
-    """The modules that are given x, as their argument of this position or keyword, or return it (None)."""
-    learned: bool
-    """Whether ω may move. Not in the first of a stack, whose input no norm wrote: its ω stays 1."""
-    unfoldable: str
-    """Why the fold cannot take ω away; "" if it can."""
-    written: dict[str, float]
-    """The parameters of the norm that wrote x, by name in the model, and what it adds to each."""
-    readers: dict[str, Reader]
-    """How parameters read x, by name in the model."""
-    inputs: set[str]
-    """The arguments of the model's forward on which x depends."""
-    shortcuts: dict[torch.device, Tensor] = field(default_factory=dict)
-    """x, between the calls of a source and of the norm; by device, for DataParallel runs a thread on each."""
+    Args:
+        graph: a forward of the model.
+        norm: the norm's output in it.
+        total: the sum.
+        x: the shortcut.
+    """
+
+    def __init__(self, graph: Trace, norm: Value, total: Value, x: Value) -> None:
+        model, writer = graph.model, writer_of(norm, x)
+        self.name = norm.call.module
+        """The norm's name in the model."""
+        self.norm: Any = model.get_submodule(self.name)
+        self.calls = graph.calls[self.name]
+        """The number of calls of the norm in a forward."""
+        self.axis = norm.channels[norm]
+        """The axis of the channels in the sum, from the end."""
+        self.sources = [
+            (model.get_submodule(place.call.module), place.argument) for place in places(graph, norm, total, x)
+        ]
+        """The modules that are given x, each with the argument's position or keyword, or that return x (None)."""
+        self.unfoldable = why_unfoldable(graph, norm, total, x)
+        """Why the fold cannot take ω away; "" if it can."""
+        self.learned = bool(writer or self.unfoldable)
+        """Whether ω may move. If no norm wrote x, as in the first site of a stack, ω stays 1."""
+        self.written = {f"{writer.call.module}.{key}": way for key, way in writer.written.items()} if writer else {}
+        """How the parameters of the norm that wrote x scale x, by name in the model."""
+        self.readers = {value.call.module: way for way, value in writer.readings if way} if writer else {}
+        """How parameters read x, by name in the model."""
+        self.inputs = {value.call.module for value in x.ancestors() if value.made_by == ARGUMENT}
+        """The arguments of the model's forward on which x depends."""
+        self.shortcuts: dict[torch.device, Tensor] = {}
+        """x, between the calls of a source and of the norm; by device, because DataParallel runs a thread on each."""
 
     @property
     def omega(self) -> Tensor:
@@ -74,26 +86,30 @@ class Site:
         return torch.add(self.norm.omega_init, whole(self.norm.omega_delta)).detach()
 
     def set_omega(self, omega: Tensor | float) -> None:
-        """Fill omega_init with one number, if ω may move."""
+        """Set every entry of omega_init to one number, if ω may move."""
         if self.learned:
             self.norm.omega_init.fill_(omega)
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but x, which has the graph of the forward, can be copied and saved."""
+        """Copies and files leave x out: it holds the graph of a forward."""
         return {**vars(self), "shortcuts": {}}
 
     def shortcut(self, total: Tensor) -> Tensor:
-        """The x of a sum, in the sum's shape; or AdminError."""
+        """The x of a sum, in the sum's shape.
+
+        Raises:
+            AdminError: no source ran.
+        """
         if total.device not in self.shortcuts:
             raise AdminError(
-                f"{self.name} ran without the module that has its shortcut: is the norm alone in a checkpoint? Put the "
-                "whole layer into the checkpoint. Is the branch left out at random? Multiply it by 0 instead."
+                f"{self.name} ran without the module that has its shortcut. Put the whole layer into a checkpoint, not "
+                "the norm alone; multiply a branch by 0 rather than leave it out."
             )
         x = self.shortcuts[total.device]
         return x.reshape(total.shape) if x.numel() == total.numel() else x.expand_as(total)
 
     def hooks(self) -> Iterable[Any]:
-        """Hang the hooks. Yields their handles."""
+        """Register the hooks. Yields their handles."""
         for source, argument in self.sources:
             if argument is None:
                 yield source.register_forward_hook(self.capture_result)
@@ -103,17 +119,17 @@ class Site:
         yield self.norm.register_forward_pre_hook(self.scale)
 
     def capture(self, position: int, name: str, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Remember x: a hook of a module that is given it, by position or by keyword."""
+        """Keep x: a hook of a module that is given x, by position or by keyword."""
         x = args[position] if position < len(args) else kwargs[name]
         self.shortcuts[x.device] = x
 
     def capture_result(self, module: nn.Module, args: tuple, x: Tensor) -> None:
-        """Remember x: a hook of the module that returns it."""
+        """Keep x: a hook of a module that returns x."""
         self.shortcuts[x.device] = x
 
     def scale(self, norm: Any, args: tuple) -> tuple:
         """Add (ω - 1) ⊙ x to the sum x + f(x): a hook of the norm that reads it."""
-        # The sum may be of another type than x, as under autocast, and is to stay so.
+        # The sum may have another type than x, as under autocast, and keeps its type.
         total = args[0]
         x = self.shortcut(total)
         del self.shortcuts[total.device]
@@ -122,7 +138,10 @@ class Site:
 
 
 def sum_of(norm: Value) -> tuple[Value, Value, str] | None:
-    """The sum that a norm reads, its shortcut, and why it is no site ("" if it may be one). None: it reads no sum."""
+    """The sum that a norm reads, its shortcut, and why the norm is no site ("" if it may be one).
+
+    None: the norm reads no sum.
+    """
     total = norm.reads[0]
     if total.made_by not in ADDS | {FACTOR} or len(total.reads) < 2:
         return None
@@ -140,39 +159,36 @@ def sum_of(norm: Value) -> tuple[Value, Value, str] | None:
 
 
 def reads_unseen(f: Value, x: Value) -> bool:
-    """Whether a branch depends on what the trace cannot see, other than through its shortcut."""
+    """Whether a branch depends on numbers that the trace cannot see, except through its shortcut."""
     return any(value.made_by == UNSEEN for value in f.ancestors() - x.ancestors())
 
 
 def writer_of(norm: Value, x: Value) -> Value | None:
-    """The norm that wrote all of the shortcut of another; not one that wrote more, as where Funnel pools positions."""
+    """The norm that wrote the shortcut x of another norm. None if x is only a part of its output, as in Funnel."""
     axis = norm.channels[norm]
     return next((writer for writer in x.channels if x.channels[writer] == axis and writer.size == x.size), None)
 
 
-def handovers_of(graph: Trace, norm: Value, total: Value, x: Value) -> list[Handover]:
-    """Where to take x: in the smallest module call around a norm, as that call's input, and once inside it.
+def places(graph: Trace, norm: Value, total: Value, x: Value) -> list[Handover]:
+    """Where to take x: in the smallest module call around a norm, as that call's input and once inside the call.
 
-    Inside it as well, for transformers' layers put their forward into a checkpoint without their hooks.
+    Inside as well, because transformers' layers put their forward into a checkpoint without their hooks.
     """
-    # A module that is called more often than the norm would leave another x.
-    usable = [
-        handover
-        for handover in x.handovers
-        if handover.time < total.time and handover.call.module != norm.call.module
-        if graph.calls[handover.call.module] == graph.calls[norm.call.module]
-    ]
-    for call in norm.call.around():
-        inputs = [handover for handover in usable if handover.call is call]
-        inside = [handover for handover in usable if call in handover.call.around()]
-        returned = [handover for handover in inside if handover.argument is None]
+    # A module that is called more often than the norm, or another call of the norm, would leave another x.
+    name, before = norm.call.module, [place for place in x.handovers if place.time < total.time]
+    alike = {module for module, calls in graph.calls.items() if calls == graph.calls[name]} - {name}
+    usable = [place for place in before if place.call.module in alike]
+    for call in norm.call.around:
+        inputs = [place for place in usable if place.call is call]
+        inside = [place for place in usable if call in place.call.around]
+        returned = [place for place in inside if place.argument is None]
         if inputs or inside:
             return inputs[-1:] + (returned or inside)[-1:]
     return []
 
 
 def why_unfoldable(graph: Trace, norm: Value, total: Value, x: Value) -> str:
-    """Why a shortcut's ω could not be folded away; "" if it could."""
+    """Why the ω of a shortcut cannot be folded away; "" if it can."""
     writer, name = writer_of(norm, x), norm.call.module
     if graph.calls[name] > 1:
         return f"is called {graph.calls[name]} times"
@@ -193,7 +209,7 @@ def why_unfoldable(graph: Trace, norm: Value, total: Value, x: Value) -> str:
 
 
 def place_of(model: nn.Module, value: Value) -> str:
-    """The function that made a value, its module, what the module's weight is computed by, and the line of code."""
+    """The function that made a value, its module, the parametrizations of that module, and the line of code."""
     module = model.get_submodule(value.call.module)
     parametrizations = getattr(module, "parametrizations", {}).values()
     kinds = [type(part).__name__ for part in chain(module._forward_pre_hooks.values(), *parametrizations)]
@@ -201,46 +217,28 @@ def place_of(model: nn.Module, value: Value) -> str:
     return f"{value.made_by} in {value.call.module or type(module).__name__}{weight}{value.line}"
 
 
-def site_of(graph: Trace, norm: Value, x: Value, cannot_fold: str, handovers: list[Handover]) -> Site:
-    """The site at a norm."""
-    name, writer, model = norm.call.module, writer_of(norm, x), graph.model
-    readings = writer.readings if writer and not cannot_fold else []
-    return Site(
-        name=name,
-        norm=model.get_submodule(name),
-        calls=graph.calls[name],
-        axis=norm.channels[norm],
-        sources=[(model.get_submodule(handover.call.module), handover.argument) for handover in handovers],
-        learned=bool(writer or cannot_fold),
-        unfoldable=cannot_fold,
-        written={f"{writer.call.module}.{key}": offset for key, offset in writer.offsets.items()} if writer else {},
-        readers={value.call.module: reader for reader, value in readings if reader},
-        inputs={value.call.module for value in x.ancestors() if value.made_by == ARGUMENT},
-    )
-
-
 def find_sites(
     model: nn.Module, batch: Any, chosen: Iterable[str] | None, unfoldable: str
 ) -> tuple[list[list[Site]], dict[str, str]]:
     """The sites of each stack of a model, in forward order, and why other norms that read a sum are no sites.
 
-    A site goes on with the stack of the last site before it on whose norm its shortcut depends.
+    A site continues the stack that ends with the last site on whose norm its shortcut depends.
 
     Args:
         model: the model.
-        batch: what a forward takes (see `batch`).
-        chosen: the norms that are to be sites. None: all that are.
-        unfoldable: "refuse" the model, "keep" ω, or "skip" the site, where ω could not be folded away.
+        batch: the arguments of a forward (see `batch`).
+        chosen: the names of the norms that shall be sites. None: all sites.
+        unfoldable: if the ω of a site cannot be folded away, "refuse" the model, "keep" ω, or "skip" the site.
 
     Raises:
-        AdminError: no site; a chosen norm is none; one cannot have ω, or not be folded.
+        AdminError: the model has no site; a chosen norm is no site; a site cannot have ω, or its ω cannot be folded.
     """
     graph = Trace(model, batch)
     kind = type(model).__name__
     sums = {name: sum_read for name, norm in graph.norms.items() if (sum_read := sum_of(norm))}
     reasons = {**graph.strangers, **{name: why for name, (_, _, why) in sums.items() if why}}
     if chosen is None:
-        # A sum whose shortcut no norm wrote is the first of a stack, in a layer as others are, or no site (embeddings).
+        # A norm whose shortcut no norm wrote starts a stack, in a layer like the others, or is no site (embeddings).
         layers = {name: type(model.get_submodule(name.rpartition(".")[0])) for name in sums.keys() - reasons.keys()}
         inside = {layer for name, layer in layers.items() if sums[name][1].channels}
         chosen = [name for name, layer in layers.items() if layer in inside]
@@ -253,34 +251,31 @@ def find_sites(
     stacks: list[list[Site]] = []
     sites: dict[Value, Site] = {}
     for norm in sorted((graph.norms[name] for name in chosen), key=lambda norm: norm.time):
-        name, (total, x, _) = norm.call.module, sums[norm.call.module]
-        before, handovers = x.ancestors(), handovers_of(graph, norm, total, x)
-        earlier = [site for norm, site in sites.items() if norm in before]
-        cannot_fold = why_unfoldable(graph, norm, total, x)
-        if earlier and unfoldable == "keep" and not writer_of(norm, x):
-            cannot_fold = cannot_fold or "has a shortcut that no norm wrote as it is"
-        unsuited = ""
+        total, x, _ = sums[norm.call.module]
+        site, before, unsuited = Site(graph, norm, total, x), x.ancestors(), ""
+        earlier = [other for written, other in sites.items() if written in before]
+        if earlier and unfoldable == "keep" and not site.learned:
+            site.learned, site.unfoldable = True, "has a shortcut that no norm wrote as it is"
         if total.made_by in IN_PLACE and total.reads[0] is x:
             unsuited = "reads a sum that is written over its shortcut (x += f(x); write x = x + f(x))"
-        elif not handovers:
+        elif not site.sources:
             unsuited = "has a shortcut that no module is given or returns; put its layer in a module"
-        if unsuited or cannot_fold and unfoldable != "keep":
-            reasons[name] = cannot_fold or unsuited
+        if unsuited or site.unfoldable and unfoldable != "keep":
+            reasons[site.name] = site.unfoldable or unsuited
             if unfoldable == "refuse":
-                keep = "" if unsuited else f"; {KEEP}"
-                raise AdminError(f"{kind}: {name} {reasons[name]}{keep}. {SKIP}")
+                raise AdminError(f"{kind}: {site.name} {reasons[site.name]}{'' if unsuited else KEEP}. {SKIP}")
             continue
-        sites[norm] = site_of(graph, norm, x, cannot_fold, handovers)
-        # With the sites of a stack, the last of which x depends on; or the first of another.
+        sites[norm] = site
+        # Continue the stack whose last site x depends on, or begin a new one.
         stack = next((stack for stack in stacks if stack[-1:] == earlier[-1:]), [])
         if not stack:
             stacks.append(stack)
-        stack.append(sites[norm])
+        stack.append(site)
     return stacks, reasons
 
 
 def grouped(reasons: dict[str, str]) -> str:
-    """Names by reason, a few of each."""
+    """One text: for each reason the first names that have it."""
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         names.setdefault(reason, []).append(name)

@@ -1,10 +1,12 @@
 """One forward of a model as a graph: which call made each tensor, which calls read it, which modules were given it.
 
-A `TorchFunctionMode` sees every call of a torch function, and hooks see every call of a module. A norm is one call,
-whatever its forward does; a scale of its output's channels is followed through all calls (see `channel_flow`). Tensors
-are known by identity: a call in place makes another `Value` of the same tensor, and a call that returns its own
-argument, as a dropout does in evaluation, is made to return a view of it. No tensor of the forward is kept but the
-result.
+A `TorchFunctionMode` sees every call of a torch function, and hooks see every call of a module. A norm counts as one
+call, whatever its forward does. A scale of its output's channels is followed through all later calls (see
+`channel_flow`).
+
+Tensors are told apart by identity. A call in place gives its tensor a new `Value`. A module that returns its own
+argument, as a dropout does in evaluation, returns a view of it during the trace. The graph keeps no tensor of the
+forward except the result.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ IN_PLACE = frozenset("add_ __iadd__".split())
 ADDS = IN_PLACE | frozenset("add __add__ __radd__".split())
 TIMES = frozenset("mul __mul__ __rmul__".split())
 SAME = frozenset("view view_as reshape to type_as float contiguous".split())
-"""Functions that give the same numbers in the same order."""
+"""Functions whose result has the same numbers in the same order."""
 
 
 def users_line() -> str:
-    """The file and the line of the model's code that is running."""
+    """The file and the line of the model's code that runs now."""
     frame = sys._getframe(1)
     while frame.f_back and frame.f_code.co_filename.startswith(LIBRARIES):
         frame = frame.f_back
@@ -42,11 +44,11 @@ def users_line() -> str:
 
 
 class Trace(TorchFunctionMode):
-    """The graph of one forward, which it runs in evaluation mode.
+    """The graph of one forward. The constructor runs that forward, in evaluation mode.
 
     Args:
-        model: the model, which is left as it was.
-        batch: what a forward takes (see `batch`).
+        model: the model; afterwards it is as it was.
+        batch: the arguments of a forward (see `batch`).
     """
 
     def __init__(self, model: nn.Module, batch: Any) -> None:
@@ -55,15 +57,15 @@ class Trace(TorchFunctionMode):
         self.names = {module: name for name, module in model.named_modules()}
         self.running = [Call("")]
         self.norm: object = None
-        """The norm that runs. Calls inside it are not noted."""
+        """The norm that runs now. Calls inside a norm are not recorded."""
         self.calls: Counter[str] = Counter()
-        """How often each module is called, by name."""
+        """The number of calls of each module, by name."""
         self.norms: dict[str, Value] = {}
-        """What the last call of each norm gave."""
+        """The output of the last call of each norm, by name."""
         self.strangers: dict[str, str] = {}
-        """The modules that read a sum and are not taken for norms, and why."""
+        """Modules that normalise a sum but are not norms with weights, by name, and why."""
         self.types: set[torch.dtype] = set()
-        """The types in which it computes."""
+        """The floating types in which the model computes."""
         self.values: MutableMapping[Tensor, Value] = WeakTensorKeyDictionary()
         for module, name in self.names.items():  # buffers, and plain attributes
             self.values.update({tensor: Value(flow.HELD, Call(name)) for tensor in tensors(vars(module))})
@@ -72,7 +74,7 @@ class Trace(TorchFunctionMode):
         for name, argument in by_name(model, batch).items():
             self.values.update({tensor: Value(flow.ARGUMENT, Call(name)) for tensor in tensors(argument)})
         with undisturbed(model) as undo:
-            model.eval()  # this may compute: some adapters merge their weights here
+            model.eval()  # may compute: some adapters merge their weights here
             for module in self.names:
                 undo.callback(module.register_forward_pre_hook(self.enter, with_kwargs=True).remove)
                 undo.callback(module.register_forward_hook(self.leave, with_kwargs=True).remove)
@@ -80,10 +82,9 @@ class Trace(TorchFunctionMode):
                 self.result = call(model, batch)
 
     def value(self, tensor: Tensor) -> Value:
-        """The numbers that a tensor has now."""
-        if tensor not in self.values:
-            self.values[tensor] = Value(flow.UNSEEN if tensor.is_floating_point() else flow.HELD, self.running[-1])
-        return self.values[tensor]
+        """The graph node of a tensor's current numbers."""
+        origin = flow.UNSEEN if tensor.is_floating_point() else flow.HELD
+        return self.values.setdefault(tensor, Value(origin, self.running[-1]))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -103,7 +104,7 @@ class Trace(TorchFunctionMode):
         return result
 
     def renames(self, name: str, args: tuple, result: Any) -> bool:
-        """Whether a call gives the numbers of its first argument, with the channels along the same axes."""
+        """Whether a call returns the numbers of its first argument, with the channels along the same axes."""
         x = args[0] if args else None
         by_one = name in TIMES and [number for number in args if isinstance(number, (int, float))] == [1]
         if not isinstance(x, Tensor) or not x.is_floating_point() or not (name in SAME or by_one):
@@ -113,7 +114,7 @@ class Trace(TorchFunctionMode):
         return all(result.shape[axis:] == x.shape[axis:] for axis in axes)
 
     def record(self, name: str, reads: list[Value], made: list[Tensor]) -> list[Value]:
-        """Note what a call made and what it read, unless it made no tensor, but a shape or a type."""
+        """Record the tensors that a call made and read, unless it made none (a shape or a type)."""
         line = users_line()
         values = [Value(name, self.running[-1], tensor.numel(), reads, line) for tensor in made]
         self.values.update(zip(made, values))
@@ -123,69 +124,68 @@ class Trace(TorchFunctionMode):
         return values
 
     def enter(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Note that a module is called, and with what."""
+        """Record the call of a module and its arguments."""
         if self.norm:
             return
-        name = self.names[module]
-        self.calls[name] += 1
-        self.running.append(Call(name, self.running[-1]))
+        call = Call(self.names[module], self.running[::-1])
+        self.calls[call.module] += 1
+        self.running.append(call)
         arguments: list[tuple[Any, Any]] = [*enumerate(args), *kwargs.items()]
         for argument, tensor in arguments:
-            self.hand_over(self.running[-1], argument, tensor)
+            self.hand_over(call, argument, tensor)
         if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
-            self.norm = self  # nothing is noted of what is tried
-            self.offsets, self.axis = flow.written_scale(module, args, kwargs)
+            self.norm = self  # the trial itself is not recorded
+            self.written, self.axis = flow.written_scale(module, args, kwargs)
             self.norm = module if self.axis else None
 
     def hand_over(self, call: Call, argument: int | str | None, tensor: Any) -> None:
-        """Note that a module is given a tensor now, or returns it."""
+        """Record that a module is given a tensor now, or returns it."""
         if isinstance(tensor, Tensor):
             self.value(tensor).handovers.append(Handover(call, argument, next(flow.clock)))
 
     def leave(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], result: Any) -> Any:
-        """Note that a module has returned."""
+        """Record the result of a module."""
         if self.norm not in (None, module):
             return None
         if self.norm:
-            self.leave_norm(module, self.value(args[0]), result)
+            x = self.value(args[0])
+            (norm,) = self.record(flow.NORM, [x], [result])
+            norm.written, norm.channels = self.written, {norm: self.axis}
+            self.norms[norm.call.module] = norm
+            for other in x.channels:
+                other.readings.append((None, norm))
+            for parameter in module.parameters():
+                self.value(parameter).readers += 1
         self.norm = None
-        call = self.running.pop()
-        if any(result is x for x in (*args, *kwargs.values())) and not isinstance(module, nn.Identity):
-            # As some dropouts do. In training they return other numbers, so here they return another value: a view.
-            result = result[...] if isinstance(result, Tensor) else result
-        self.hand_over(call, None, result)
+        returned = isinstance(result, Tensor) and any(result is x for x in (*args, *kwargs.values()))
+        if returned and not isinstance(module, nn.Identity):
+            result = result[...]  # a dropout returns its argument in evaluation, other numbers in training
+        self.hand_over(self.running.pop(), None, result)
         return result
-
-    def leave_norm(self, module: nn.Module, x: Value, result: Tensor) -> None:
-        """Note what a norm read and gave."""
-        (norm,) = self.record(flow.NORM, [x], [result])
-        norm.offsets, norm.channels = self.offsets, {norm: self.axis}
-        self.norms[norm.call.module] = norm
-        for other in x.channels:
-            other.readings.append((None, norm))
-        for parameter in module.parameters():
-            self.value(parameter).readers += 1
 
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[contextlib.ExitStack]:
-    """Switch gradients, layerdrop and nested tensors off. Afterwards all is as it was, and the stack is unwound."""
+    """Switch gradients, layerdrop and nested tensors off, and restore everything afterwards, random states too.
+
+    Yields the stack of what is undone at the end; callers may add to it.
+    """
     switches = {"layerdrop", "use_nested_tensor"}
     modes = {module: module.training for module in model.modules()}
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
 
     def restore_modes() -> None:
-        """By `train`, with which adapters may merge."""
+        """Call `train`, because adapters may merge their weights in it."""
         for module, training in modes.items():
             if module.training != training:
                 module.train(training)
 
     with torch.random.fork_rng(list(devices)), torch.no_grad(), contextlib.ExitStack() as undo:
-        # The next forward must not find weights in autocast's cache that were cast without gradients.
+        # Autocast's cache must not keep weights that were cast without gradients for the next forward.
         undo.callback(torch.clear_autocast_cache)
         undo.callback(restore_modes)
         for module in modes:
-            undo.callback(getattr(module, "reshard", list))  # FSDP leaves the root's parameters whole after a forward
+            undo.callback(getattr(module, "reshard", list))  # after a forward FSDP leaves the root's parameters whole
             attributes = vars(module)
             before = {key: attributes[key] for key in switches & attributes.keys()}
             undo.callback(attributes.update, before)

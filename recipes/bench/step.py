@@ -23,7 +23,7 @@ METHODS = {
     "pre-ln": f"{STOCK} --optimizer adam --encoder-normalize-before --decoder-normalize-before",
     "plain": f"{ADMIN} --admin-fast off --criterion label_smoothed_cross_entropy",
     "fast": f"{ADMIN} --criterion label_smoothed_cross_entropy_fast",
-    "compiled": f"{ADMIN} --admin-fast compile --criterion label_smoothed_cross_entropy_fast",
+    "graph": f"{ADMIN} --admin-fast graph --criterion label_smoothed_cross_entropy_fast",
 }
 """fairseq's options. Stock is fairseq's Post-LN with its defaults (fp16 is flat); ours are as the recipes train."""
 COMMON = """--share-all-embeddings --label-smoothing 0.1 --dropout 0.1 --attention-dropout 0.1 --adam-betas (0.9,0.98)

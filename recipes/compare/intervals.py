@@ -1,4 +1,4 @@
-"""Confidence intervals over the seeds, and how they are written."""
+"""Confidence intervals over the seeds, and their wording."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from scipy import stats
 
 LEVEL = 0.95
 FEWEST = 3
-"""Seeds that a difference needs."""
+"""Number of seeds that a claim about a difference needs."""
 NOT_SHOWN = "no difference shown"
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and its confidence interval; `count` is of the seeds of its smallest group."""
+    """An estimate and its confidence interval; `count` is the number of seeds in the smallest group."""
 
     mean: float
     low: float
@@ -29,12 +29,13 @@ class Interval:
 
 
 def contrast(groups: Sequence[tuple[float, Sequence[float]]], level: float = LEVEL) -> Interval:
-    """The sum of weight x mean over independent groups, with the degrees of freedom of Satterthwaite (1946).
+    """The interval of Σ weight x mean over independent groups, with the degrees of freedom of Satterthwaite (1946).
 
-    One group with weight 1 has Student's interval, two with 1 and -1 have Welch's. Of one value there is none (nan).
+    One group with weight 1 gives Student's interval; two groups with weights 1 and -1 give Welch's. If a group has one
+    value, the bounds are nan.
 
     Args:
-        groups: the weight and the values of each.
+        groups: weight and values of each group.
     """
     mean, count = sum(weight * fmean(values) for weight, values in groups), min(len(values) for _, values in groups)
     if count < 2:
@@ -49,14 +50,14 @@ def contrast(groups: Sequence[tuple[float, Sequence[float]]], level: float = LEV
 
 
 def with_interval(values: Sequence[float], digits: str) -> str:
-    """The mean and its interval; of too few seeds for one that says something, the values themselves."""
+    """The mean and its interval; with fewer than FEWEST values, the values themselves."""
     if len(values) < FEWEST:
         return ", ".join(f"{value:{digits}}" for value in values)
     return f"{contrast([(1, values)]):{digits}}"
 
 
 def judged(interval: Interval | None, lower_is_better: bool) -> str:
-    """Whether a difference is shown: `ahead`, `behind` or NOT_SHOWN."""
+    """What an interval of a difference shows: `ahead`, `behind`, NOT_SHOWN, or that there are too few seeds."""
     if interval is None or interval.count < FEWEST:
         return f"fewer than {FEWEST} seeds"
     if interval.low <= 0 <= interval.high:
@@ -65,5 +66,5 @@ def judged(interval: Interval | None, lower_is_better: bool) -> str:
 
 
 def in_words(interval: Interval | None, digits: str, lower_is_better: bool) -> str:
-    said = judged(interval, lower_is_better)
-    return f"{said}: {interval:{digits}}" if interval and interval.count >= FEWEST else said
+    verdict = judged(interval, lower_is_better)
+    return f"{verdict}: {interval:{digits}}" if interval and interval.count >= FEWEST else verdict

@@ -1,15 +1,15 @@
-"""The outcome of a run: learned, plateau or diverged, and its loss at the end.
+"""The outcome of a run: diverged, plateau or learned, and its loss at the end.
 
-H is the entropy of one target token, end of sentence included, over the training set: the loss of a model that knows
-only how frequent every word is.
+H is the entropy of one target token over the training set, ends of sentences included. A model that knows only the
+frequency of each word has this loss.
 
-    diverged   it stopped because a loss or gradient was no longer finite, update after update overflowed; or the last
-               loss is not finite, or above 1.5 H: confidently wrong
-    plateau    the last validation is above 0.8 H. (On the generated corpus a model that ends every sentence where it
-               should, and guesses the words, is at 0.92 H: still on the plateau.)
-    learned    otherwise
+    diverged   the training stopped because losses or gradients were not finite; or its last loss is not finite, or is
+               above 1.5 H, which is confidently wrong
+    plateau    the last validation is above 0.8 H. (On the generated corpus, a model that ends sentences correctly but
+               guesses the words has 0.92 H.)
+    learned    all other runs
 
-The loss at the end is the mean of the last validations, since one alone is noisy.
+The loss at the end is the mean of the last validations, since a single validation is noisy.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from fairseq_admin.logs import Log
 
 PLATEAU, EXPLODED = 0.8, 1.5
 LAST = 4
-"""Validations whose mean is the outcome."""
+"""Number of last validations whose mean is the loss at the end."""
 FALLING = 0.02
-"""Share of the mean before by which a run that is still falling ends lower."""
+"""A run is still falling if the loss at the end is lower, by this share, than the mean of the validations before."""
 
 
 def verdict(log: Log, entropy: float, stopped: bool) -> tuple[str, int | None]:
-    """The verdict on a finished run, and the update at which it diverged (the last one logged, or the first bad loss).
+    """The verdict on a finished run, and the update at which it diverged: the last one logged, or the first bad loss.
 
     Args:
         entropy: H, in bits per token.
-        stopped: whether training stopped itself because it had diverged.
+        stopped: whether the training stopped itself because it diverged.
     """
     bad: dict[int, bool] = {}
     for update, bits in sorted([*log.train.items(), *log.valid.items()], key=lambda point: point[0]):
@@ -45,13 +45,17 @@ def verdict(log: Log, entropy: float, stopped: bool) -> tuple[str, int | None]:
 
 
 def mean_of_last(valid: dict[int, float]) -> float:
-    """The mean of the last validations, nan without any. Bits per token, by update."""
+    """The mean of the last validations; nan without validations.
+
+    Args:
+        valid: bits per token, by update.
+    """
     last = [valid[update] for update in sorted(valid)[-LAST:]]
     return sum(last) / len(last) if last else math.nan
 
 
 def still_falling(valid: dict[int, float]) -> bool:
-    """Whether the outcome is clearly below the mean of as many validations before; never with too few to tell."""
+    """Whether the loss at the end is clearly below the mean of the validations before; False if they are too few."""
     before = {update: valid[update] for update in sorted(valid)[-2 * LAST : -LAST]}
     return len(before) == LAST and mean_of_last(valid) < (1 - FALLING) * mean_of_last(before)
 
@@ -62,10 +66,10 @@ def _bounded(row: dict[str, Any], bits: float | None) -> float:
 
 
 def last(row: dict[str, Any]) -> float:
-    """A run's last loss on validation, as `loss` bounds it: by it the rate was chosen that further seeds run at."""
+    """A run's last validation, bounded as in `loss`. The best rate, at which further seeds run, is chosen by it."""
     return _bounded(row, row["bits"])
 
 
 def loss(row: dict[str, Any]) -> float:
-    """A run's outcome, in bits per token; of one that diverged the bound beyond which a run has, and no more of any."""
+    """A run's loss at the end, in bits per token, at most 1.5 H. A diverged run counts with 1.5 H."""
     return _bounded(row, None if row["verdict"] == "diverged" else mean_of_last(row["valid"]))

@@ -1,29 +1,30 @@
-"""The schemes of a grid compared: each at its own best learning rate, with intervals over the seeds.
+"""Comparison of the schemes of a grid, each at its own best learning rate, with intervals over the seeds.
 
-The table of a comparison has a row a scheme and depth:
+The table of make compare has a row for each scheme and depth:
 
-    best rate   the rate at which most seeds learned, and of several the one with the lowest mean of the last loss on
-                validation, by the seeds that every rate was tried with; `edge`: no rate beyond it was tried; `as good`:
-                rates at which as many seeds learned, three or more, and whose loss is not shown to be higher
+    best rate   the rate at which most seeds learned; among several, the rate with the lowest mean of the last
+                validations. Only the seeds that tried every rate count. `edge`: it is the lowest or highest rate tried.
+                `as good`: rates at which as many seeds learned, and whose loss is not shown to be higher (three seeds
+                or more)
     window      the rates at which every seed learned
-    bits, BLEU  the mean of the last four validations (the outcome), and the score of the test set, which chose nothing;
-                of one seed or two, each value
-    falling     the runs whose outcome is more than 2 % below the mean of the four validations before
-    vs. Admin   the difference to Admin's row, seed by seed: the same batches in the same order. Its interval spans
-                those at all rates that are as good, so that no verdict depends on which of them is best
-    Welch       the ratio of the losses less one, by Welch's interval on their logarithms, which pairs no seeds
+    bits, BLEU  the loss at the end (the mean of the last four validations), and the score of the test set, by which
+                nothing was chosen; with one or two seeds, each value
+    falling     the runs that end more than 2 % below the mean of the four validations before
+    vs. Admin   the difference to Admin's row, seed by seed, which have the same batches in the same order. The interval
+                covers the intervals at all rates that are as good, so no verdict depends on the choice among them
+    Welch       the ratio of the losses, minus one, by Welch's interval on their logarithms. Seeds are not paired
 
-In the table of make deeper
+The table of make deeper:
 
-    best rate       is the most accurate on validation, with the first seed
-    accuracy, test  is of every seed at that rate; a run that diverged counts as a guess
-    vs.             is the difference to another scheme at the same depth, seed by seed
+    best rate       the most accurate rate on validation, with the first seed
+    accuracy, test  the accuracy of every seed at that rate; a diverged run counts as a guess
+    vs.             the difference to another scheme at the same depth, seed by seed
 
-The table of make sensitivity and make warmup has the rates at which a scheme learns with every seed.
+The tables of make sensitivity and make warmup have the rates at which a scheme learns with every seed.
 
-Intervals are Student's t at 95 % over the seeds. A difference counts if its interval, from three seeds or more, is on
-one side of zero; otherwise none is shown. Many rows are compared at once: one in twenty will count by chance. A run
-that diverged counts with the loss beyond which a run has diverged, and with BLEU 0.
+Intervals are Student's t at 95 % over the seeds. A difference is shown if its interval, from three seeds or more, is on
+one side of zero. Many rows are compared at once, so one in twenty is shown by chance. A diverged run counts with the
+loss above which a run is called diverged, and with BLEU 0.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def score(row: Row) -> float:
 
 
 def accuracy(row: Row) -> float:
-    """A classifier's on the test set, which chose nothing. 0 to 1."""
+    """A classifier's accuracy on the test set, 0 to 1."""
     return row["test"]
 
 
@@ -61,7 +62,7 @@ def learned(runs: Seeds) -> int:
 
 @dataclass(frozen=True)
 class Ranking:
-    """A scheme at one depth: its runs by rate, ascending, and seed; its best rate, and the rates that are as good."""
+    """A scheme at one depth: its runs by rate (ascending) and seed, its best rate, and the rates that are as good."""
 
     scheme: str
     layers: str
@@ -79,19 +80,19 @@ class Ranking:
 
 
 def with_seeds_of_all(runs: dict[str, Seeds]) -> dict[str, Seeds]:
-    """Only the seeds that every rate has, if there are any: a rate is no better for seeds that another is without."""
+    """The runs of seeds that tried every rate, or all runs if there is no such seed. So all rates have equal seeds."""
     seeds = set.intersection(*map(set, runs.values()))
     return {rate: {seed: rows[seed] for seed in rows if not seeds or seed in seeds} for rate, rows in runs.items()}
 
 
 def paired(ours: Seeds, theirs: Seeds, measure: Measure) -> Interval | None:
-    """The difference of a measure, ours less theirs, over the seeds that both have; None if they share none."""
+    """The difference of a measure, ours minus theirs, over the seeds that both have; None if they share no seed."""
     differences = [measure(ours[seed]) - measure(theirs[seed]) for seed in ours if seed in theirs]
     return contrast([(1, differences)]) if differences else None
 
 
 def rankings(rows: Sequence[Row]) -> list[Ranking]:
-    """One for each scheme and depth, in the order of appearance."""
+    """A ranking for each scheme and depth, in order of appearance."""
     classified = "diverged" in rows[0]
 
     def order(runs: Seeds) -> tuple[float, ...]:
@@ -117,7 +118,7 @@ def rankings(rows: Sequence[Row]) -> list[Ranking]:
 def difference(one: Ranking, other: Ranking, measure: Measure) -> Interval | None:
     """The difference of a measure between two schemes at their best rates; None if they share no seed there.
 
-    The interval reaches from the lowest to the highest of those at all pairs of their best rates and others as good.
+    The interval covers the intervals at all pairs of rates that are best or as good.
     """
     best = paired(one.at_best, other.at_best, measure)
     if best is None:
@@ -129,19 +130,19 @@ def difference(one: Ranking, other: Ranking, measure: Measure) -> Interval | Non
 
 
 def ratio(one: Ranking, other: Ranking) -> Interval:
-    """Welch's interval of one scheme's losses over the other's, less one, at their best rates."""
+    """Welch's interval of the ratio of two schemes' losses, minus one, at their best rates."""
     ours, theirs = ([math.log(loss(row)) for row in ranking.at_best.values()] for ranking in (one, other))
     logs = contrast([(1, ours), (-1, theirs)])
     return Interval(math.expm1(logs.mean), math.expm1(logs.low), math.expm1(logs.high), logs.count)
 
 
 def versus(one: Ranking, other: Ranking | None, measure: Measure, digits: str, lower_is_better: bool) -> str:
-    """The difference to another scheme in words, if there is another."""
+    """The difference to another scheme in words; empty without another scheme."""
     return in_words(difference(one, other, measure), digits, lower_is_better) if other and other is not one else ""
 
 
 def best_rate(ranking: Ranking) -> str:
-    """The best rate, whether it is at the edge of those that were tried, and those that are as good."""
+    """The best rate, with notes: whether it is at the edge of the rates tried, and which rates are as good."""
     rates = list(ranking.runs)
     notes = ["edge"] if len(rates) > 2 and ranking.best in (rates[0], rates[-1]) else []
     notes += [f"as good: {' '.join(ranking.as_good)}"] if ranking.as_good else []
@@ -149,7 +150,7 @@ def best_rate(ranking: Ranking) -> str:
 
 
 def table(rows: Sequence[Row]) -> list[Row]:
-    """A row a scheme and depth."""
+    """The table of make compare or make deeper: a row for each scheme and depth."""
     columns = accuracies if "diverged" in rows[0] else losses
     ranked = rankings(rows)
     places = {(ranking.scheme, ranking.layers): ranking for ranking in ranked}
@@ -183,7 +184,7 @@ def accuracies(ranking: Ranking, places: dict[tuple[str, str], Ranking]) -> Row:
 
 
 def by_level(rows: Sequence[Row]) -> dict[str, dict[str, list[Row]]]:
-    """The runs of make sensitivity or make warmup by scheme and optimizer, and by warm-up or β2."""
+    """The runs of make sensitivity or make warmup, by scheme and optimizer, then by β2 or warm-up."""
     against, title = ("warmup", "warm-up") if "warmup" in rows[0] else ("beta2", "β2")
     panels: dict[str, dict[str, list[Row]]] = {}
     for row in sorted(rows, key=lambda row: row.get("optimizer", "")):
@@ -193,7 +194,7 @@ def by_level(rows: Sequence[Row]) -> dict[str, dict[str, list[Row]]]:
 
 
 def learning(rows: Sequence[Row]) -> list[Row]:
-    """The rates at which a scheme learns with every seed, a column for each value of the grid's other axis."""
+    """The rates at which a scheme learns with every seed, with a column for each β2 or warm-up."""
 
     def rates(runs: Sequence[Row]) -> str:
         by_rate = grouped(sorted(runs, key=lambda row: float(row["lr"])), "lr").items()

@@ -1,7 +1,7 @@
 """The demo's corpus: German-English pairs of dates, times, numbers, prices and places in words.
 
-Its templates and nouns are in phrases.tsv. Seeded: with the same num2words and Babel (CLDR), the same call writes the
-same bytes. No sentence, German or English, occurs twice in the whole corpus, so no split shares one with another.
+The templates and nouns are in phrases.tsv. The corpus is seeded: with the same num2words and Babel (CLDR), the same
+call writes the same bytes. No sentence, German or English, occurs twice in the corpus, so splits share no sentence.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from recipes.steps.common import read_lines, write_lines
 
 SEED = 20200417
 VALID, TEST = 500, 1000
-"""Of 30,000 pairs."""
+"""Sizes of the validation and test sets in a corpus of 30,000 pairs."""
 
-# Territories whose German name takes no article: "in Polen", but "in der Schweiz".
+# Territories whose German name has no article: "in Polen", but "in der Schweiz".
 TERRITORIES = (
     "AR AT AU BE BG BR CA CL CN CU CY DE DK EE EG ES FI FR GH GR HR HU IE IL IN IS IT JO JP KE LT LU LV MA MT MX "
     "NO NP NZ PE PL PT RO SE SG SI TN UY VN"
@@ -36,7 +36,7 @@ Phrase = tuple[str, str]
 
 @functools.cache
 def phrases(kind: str) -> list[Phrase]:
-    """Those of a kind, as in ("die Sitzung", "the meeting")."""
+    """The phrases of a kind, such as ("die Sitzung", "the meeting")."""
     rows = [line.split("\t") for line in read_lines(Path(__file__).with_name("phrases.tsv"))]
     return [(row[1], row[2]) for row in rows if row[0] == kind]
 
@@ -53,19 +53,19 @@ def calendar(names: str, n: int) -> Phrase:
 
 
 def day(draw: random.Random) -> Phrase:
-    """As in "dritten März", "the third of March"."""
+    """A day, such as "dritten März", "the third of March"."""
     (day_de, day_en), (month_de, month_en) = words(draw.randint(1, 28), "ordinal"), SLOTS["month"](draw)
     return f"{day_de}n {month_de}", f"the {day_en} of {month_en}"
 
 
 def date(draw: random.Random) -> Phrase:
-    """To follow "am" and "on", as in "Montag, dem dritten März,", "Monday, the third of March,"."""
+    """A date after "am" and "on", such as "Montag, dem dritten März,", "Monday, the third of March,"."""
     (de, en), (weekday_de, weekday_en) = day(draw), SLOTS["weekday"](draw)
     return draw.choice([(de, en), (f"{weekday_de}, dem {de},", f"{weekday_en}, {en},")])
 
 
 def time(draw: random.Random) -> Phrase:
-    """As in "halb neun", "half past eight": German counts the half towards the coming hour."""
+    """A time, such as "halb neun", "half past eight": German names the coming hour."""
     hour = draw.randint(1, 12)
     (de, en), (next_de, next_en) = words(hour), words(hour % 12 + 1)
     minutes_de, minutes_en = words(draw.choice([5, 10, 20]))
@@ -110,10 +110,10 @@ def sentence(template: str, filled: dict[str, str]) -> str:
 
 
 def corpus(size: int, seed: int = SEED) -> list[Phrase]:
-    """Draw `size` pairs, with no sentence twice on either side.
+    """Draw `size` pairs. No sentence occurs twice on either side.
 
     Raises:
-        ValueError: the templates ran out before `size` pairs.
+        ValueError: the templates do not give `size` different pairs.
     """
     draw = random.Random(seed)
     pairs: dict[str, str] = {}
@@ -134,7 +134,7 @@ def write(split: str, languages: Sequence[str], prefix: Path, size: int) -> None
     """Write one split of a corpus, PREFIX.de and PREFIX.en.
 
     Args:
-        size: pairs in the whole corpus.
+        size: number of pairs in the whole corpus.
     """
     if size < 100:
         raise ValueError(f"PAIRS={size}: expected 100 pairs or more, or the test set has fewer than three.")

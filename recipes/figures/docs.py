@@ -1,9 +1,9 @@
-"""The tables and figures of README.md and docs/ that show the rows and numbers kept in docs/.
+"""Tables and figures of README.md and docs/, from the rows and numbers in docs/rows.
 
     python -m recipes.figures.docs -o docs/images     # make figures
     python -m recipes.figures.docs docs/results.md    # make tables
 
-A table goes between `<!-- table NAME -->` and `<!-- end -->`. The other figures are by `fairseq-admin analyze`;
+A table is between `<!-- table NAME -->` and `<!-- end -->`. `fairseq-admin analyze` draws the other figures;
 docs/analysis.md has the commands.
 """
 
@@ -34,45 +34,41 @@ MARKERS = dict(zip(ALWAYS, "osD"))
 ROWS = Path(__file__).resolve().parents[2] / "docs/rows"
 GRIDS = {
     "compare": (drawing.draw_rates, "compare.csv"),
-    "sensitivity": (drawing.draw_rates, "sensitivity.csv"),
     "sensitivity-18l": (drawing.draw_rates, "sensitivity-18l.csv"),
     "warmup": (drawing.draw_rates, "warmup.csv"),
-    "multi30k-curves": (drawing.draw_curves, "multi30k.csv"),
     "deeper": (drawing.draw_accuracies, "deeper.csv"),
 }
-"""How rows are drawn, and which."""
+"""Figures of grids by name: the function that draws a figure, and its rows."""
 RECIPES = {"demo": "demo-loss", "multi30k/de-en": "multi30k-60l"}
-"""The recipes of results.csv whose losses are drawn, of seed 1, and the figure of each."""
+"""The recipes in results.csv whose losses are drawn (seed 1), each with the name of its figure."""
 LAWS = {"linear": "a + b N", "logarithmic": "a + b ln N"}
-"""The laws of the output change; a figure names the better one."""
+"""The laws of the output change. A figure names the law that fits better."""
 
 
 def standing(rows: list[Row], without: Container[str]) -> list[Row]:
-    """The table of make compare, without some columns."""
+    """The table of make compare without some columns."""
     return [{key: row[key] for key in row if key not in without} for row in titled(ranking.table(rows))]
 
 
 TABLES: dict[str, tuple[Callable[[list[Row]], list[Row]], str]] = {
     "every-scheme": (partial(standing, without={"layers", "learned"}), "compare.csv"),
-    "multi30k": (partial(standing, without={"window"}), "multi30k.csv"),
     "sensitivity-18l": (ranking.learning, "sensitivity-18l.csv"),
-    "warmup": (ranking.learning, "warmup.csv"),
 }
-"""The tables of the pages, by name: how they are made, and of which rows."""
+"""Tables of the pages by name: the function that makes a table, and its rows."""
 
 
 def table(name: str) -> str:
-    made_of, file = TABLES[name]
-    rows = made_of(read_results([ROWS / file]))
+    tabulated, file = TABLES[name]
+    rows = tabulated(read_results([ROWS / file]))
     lines = [rows[0], ["---"] * len(rows[0]), *(row.values() for row in rows)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def write_tables(page: str) -> str:
-    """A page with its tables as the rows have them.
+    """The text of a page with its tables made again from the rows.
 
     Raises:
-        ValueError: the page names a table that is not one of TABLES.
+        ValueError: the page names a table that is not in TABLES.
     """
 
     def written(place: re.Match[str]) -> str:
@@ -84,7 +80,7 @@ def write_tables(page: str) -> str:
 
 
 def draw_losses(rows: Sequence[dict[str, str]]) -> Figure:
-    """The validation losses of a recipe: a curve for each row of results.csv, dashed unless omega is by `reference`."""
+    """The validation losses of a recipe, a curve for each row. Curves with a rule other than `reference` are dashed."""
     drawn, ((axes,),) = subplots(1, 1, (8, 4))
     curves = [from_cell(row["valid"]) for row in rows]
     for curve, row in sorted(zip(curves, rows), key=lambda pair: -pair[0][max(pair[0])]):
@@ -100,7 +96,7 @@ def draw_losses(rows: Sequence[dict[str, str]]) -> Figure:
 
 
 def draw_output_changes(results: Sequence[dict[str, Any]]) -> Figure:
-    """The output's change by noise and by an update, a series a scheme; theorem 2's estimates hollow."""
+    """The change of the output by noise and by an update, by scheme. Estimates of theorem 2 are hollow."""
     drawn, panels = figure.panels(2, height=3.6)
     for result in results:
         scheme = result["model"]["scheme"]

@@ -1,4 +1,4 @@
-"""The figures of a grid's rows: the loss by update, and a measure by learning rate or by new layers."""
+"""Figures of a grid: the loss by update, and a measure by learning rate or number of new layers."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from recipes.steps.common import replacing
 STYLES = ("-", "--", ":", "-.")
 BITS = "bits per token, validation"
 Panels = dict[str, dict[str, list[Row]]]
-"""The runs by the title of a panel and the label of a line."""
+"""Runs by the title of their panel and the label of their line."""
 
 
 def looks(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
-    """How the schemes of some rows are drawn, in the order of TITLES."""
-    there = {row["scheme"] for row in rows}
-    schemes = [name for name in TITLES if name in there]
-    drawn = zip((name for name in schemes if name not in ALWAYS), itertools.product(STYLES, COLOURS))
-    every = {name: ("-", colour) for name, colour in ALWAYS.items()} | dict(drawn)
-    return {name: dict(zip(("linestyle", "color"), every[name])) for name in schemes}
+    """The line style and colour of each scheme in the rows, in the order of TITLES."""
+    present = {row["scheme"] for row in rows}
+    schemes = [name for name in TITLES if name in present]
+    others = zip((name for name in schemes if name not in ALWAYS), itertools.product(STYLES, COLOURS))
+    styles = {name: ("-", colour) for name, colour in ALWAYS.items()} | dict(others)
+    return {name: dict(zip(("linestyle", "color"), styles[name])) for name in schemes}
 
 
 def subplots(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Any]:
-    """A figure and its panels, which share the vertical axis. Shape (rows, columns)."""
+    """A figure and its panels, shape (rows, columns), which share the vertical axis."""
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, sharey=True)
 
 
 def loss_axes(panels: Iterable[Axes], losses: Iterable[float], entropy: float) -> None:
-    """Give panels a logarithmic axis of losses, which shows how far apart the low ones are, with its landmarks.
+    """Give panels a logarithmic axis of losses, which separates low losses, and mark the entropy and the plateau.
 
-    It begins a little below the lowest and ends a little above the highest, or the plateau's bound.
+    The axis begins a little below the lowest loss, and ends a little above the highest loss or the plateau's bound.
 
     Args:
-        losses: those that are shown; one that has exploded says no more than that.
+        losses: the losses in the panels. The axis ends at the loss above which a run has exploded.
     """
     bound = PLATEAU * entropy
     known = [bits for bits in losses if 0 < bits]
@@ -64,14 +64,14 @@ def loss_axes(panels: Iterable[Axes], losses: Iterable[float], entropy: float) -
 
 
 def save(figure: Figure, path: Path, dpi: int = 130) -> None:
-    """Write a PNG, whole or not at all."""
+    """Write a PNG, completely or not at all."""
     with replacing(path) as part:
         figure.savefig(part, format="png", dpi=dpi)
         few_colours(part)
 
 
 def draw_runs(axes: Axes, runs: Sequence[Row], label: str, **look: Any) -> None:
-    """The runs of a scheme at a rate: thin lines are seeds, thick ones their mean, or the seeds if they are few."""
+    """Draw the runs of a scheme at a rate: thin lines for seeds, thick lines for their mean, or for seeds if few."""
     curves = [row["valid"] for row in runs]
     for row in runs:
         axes.plot(*zip(*row["valid"].items()), linewidth=0.6, alpha=0.5, **look)
@@ -86,7 +86,7 @@ def draw_runs(axes: Axes, runs: Sequence[Row], label: str, **look: Any) -> None:
 
 
 def draw_curves(rows: Sequence[Row]) -> Figure:
-    """The losses of each scheme at its best rate, and dotted at those that are as good; a panel a depth."""
+    """The losses of each scheme at its best rate, and dotted at rates that are as good. A panel for each depth."""
     drawn, depths = looks(rows), depths_of(rows)
     figure, ((*panels,),) = subplots(1, len(depths), (4.2 * len(depths) + 2.6, 4.6))
     losses: list[float] = []
@@ -106,11 +106,11 @@ def draw_curves(rows: Sequence[Row]) -> Figure:
 
 
 def draw_panels(panels: Panels, colours: dict[str, str], against: str, measure: Measure) -> tuple[Figure, list[Axes]]:
-    """Lines through the means over the seeds, with each of them; a cross where one diverged.
+    """Draw lines through the means over the seeds. Each run is a dot, or a cross if it diverged.
 
     Args:
-        colours: by label; a line without one is black and thick.
-        against: the axis of the grid that the horizontal axis shows.
+        colours: by label; a line without a colour is black and thick.
+        against: the axis of the grid on the horizontal axis.
     """
     columns = min(4 if len(panels) > 6 else 3, len(panels))
     height = -(-len(panels) // columns)
@@ -141,7 +141,7 @@ def legend(figure: Figure, panel: Axes, title: str) -> None:
 
 
 def by_scheme(rows: Sequence[Row]) -> Panels:
-    """A panel for each scheme of make compare at the largest depth, with Admin, Post-LN and Pre-LN in each."""
+    """The panels of make compare: one for each scheme at the largest depth, each with Admin, Post-LN and Pre-LN."""
     layers = depths_of(rows)[-1]
     schemes = grouped((row for row in rows if row["layers"] == layers), "scheme")
     known = {TITLES[key]: runs for (key,), runs in schemes.items() if key in ALWAYS}
@@ -150,7 +150,7 @@ def by_scheme(rows: Sequence[Row]) -> Panels:
 
 
 def draw_rates(rows: Sequence[Row]) -> Figure:
-    """The loss against the learning rate: of make compare the mean of the last validations, otherwise the last one."""
+    """The loss by learning rate: in make compare the mean of the last validations, otherwise the last validation."""
     if "layers" in rows[0]:
         panels, measure, colours = by_scheme(rows), loss, {TITLES[key]: colour for key, colour in ALWAYS.items()}
     else:
@@ -167,7 +167,7 @@ def draw_rates(rows: Sequence[Row]) -> Figure:
 
 
 def draw_accuracies(rows: Sequence[Row]) -> Figure:
-    """The accuracy of make deeper at each scheme's best rate, by the number of new layers."""
+    """The accuracies of make deeper by the number of new layers, each scheme at its best rate."""
     lines: dict[str, list[Row]] = {}
     for ranking in rankings(rows):
         lines.setdefault(TITLES[ranking.scheme], []).extend(ranking.at_best.values())

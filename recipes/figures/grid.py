@@ -1,7 +1,7 @@
-"""The table and figures of a grid of runs, in its folder.
+"""The tables and figures of a grid, in its folder.
 
-runs.csv has a row for each run; table.csv and table.md compare the schemes (recipes/compare/ranking.py). rates.png has
-the losses by rate, curves.png (make compare) those by update, accuracy.png (make deeper) the accuracies.
+runs.csv has a row for each run; table.csv and table.md compare the schemes (recipes/compare/ranking.py). rates.png
+shows losses by rate, curves.png (make compare) losses by update, accuracy.png (make deeper) accuracies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def write(folder: Path, rows: Sequence[Row]) -> None:
-    """All of them."""
+    """Write all tables and figures."""
     write_runs(folder / "runs.csv", rows)
     table = ranking.table(rows) if "layers" in rows[0] else ranking.learning(rows)
     write_table(folder / "table", titled(table), notes(rows))

@@ -1,9 +1,9 @@
-"""The claims of docs/protocol.md, from the rows of its runs alone.
+"""The claims of docs/protocol.md, from the rows of its runs.
 
     python -m recipes.figures.protocol docs/rows/protocol.csv -o protocol.png
 
-prints each comparison whose runs are all there, and the power that the spread of the rows gives it; and draws every
-run with the means of its group. The pilots, which chose the rates, are in none of it.
+This prints each comparison whose runs are complete, with its power given the spread of the rows, and draws every run
+and the means of the groups. The pilot runs, by which the rates were chosen, do not count.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from recipes.steps.common import run
 
 SEEDS = tuple("456789")
 MARGIN = 0.05
-"""Bits within which two methods are equivalent."""
+"""Two methods are equivalent if they differ by fewer bits."""
 DRAWS = 40_000
 MISSING = "not all of its runs are there"
 
 
 def first(pre_ln: Sequence[float], admin: Sequence[float]) -> str:
-    """Pre-LN - Admin: is there a difference (Welch), and by two one-sided tests, is it small?"""
+    """Pre-LN - Admin: is there a difference (Welch)? Is it small (two one-sided tests)?"""
     whole, narrow = (contrast([(1, pre_ln), (-1, admin)], level) for level in (LEVEL, 0.9))
     claims = ["Admin ends ahead"] if whole.low > 0 else ["Admin ends behind"] if whole.high < 0 else []
     claims += [f"equivalent within {MARGIN} bits"] if -MARGIN < narrow.low and narrow.high < MARGIN else []
@@ -38,18 +38,18 @@ def first(pre_ln: Sequence[float], admin: Sequence[float]) -> str:
 
 
 def second(deep: Sequence[Sequence[float]], shallow: Sequence[Sequence[float]]) -> str:
-    """Does the difference depend on the depth? Each argument has the losses of Pre-LN and of Admin."""
+    """Does the difference depend on depth? Each argument has the losses of Pre-LN, then those of Admin."""
     interaction = contrast([*zip((1, -1), deep), *zip((-1, 1), shallow)])
     claim = "grows with depth" if interaction.low > 0 else "shrinks with depth" if interaction.high < 0 else "not shown"
     return f"{claim}: {interaction:+.3f} bits"
 
 
 def power(deviations: Sequence[float], difference: float) -> tuple[float, float]:
-    """The shares of draws that show a difference, and that show equivalence.
+    """The shares of random draws that show a difference, and that show equivalence. Outcomes are drawn as normal.
 
     Args:
-        deviations: of Pre-LN's and Admin's outcomes, which are normal.
-        difference: between their means, in bits.
+        deviations: standard deviations of the outcomes of Pre-LN and Admin.
+        difference: difference of their means, in bits.
     """
     generator = np.random.default_rng(1)
     pre_ln, admin = (generator.normal(0, deviation, (DRAWS, len(SEEDS))) for deviation in deviations)
@@ -60,14 +60,14 @@ def power(deviations: Sequence[float], difference: float) -> tuple[float, float]
 
 
 def group(runs: Sequence[Row]) -> str:
-    """The mean of a group, and its runs that did not learn."""
+    """The mean of a group, and the runs in it that did not learn."""
     failed = [f"; seed {row['seed']} {row['verdict']}" for row in runs if row["verdict"] != "learned"]
     bits, bleu = list(map(loss, runs)), fmean(row["bleu"] or 0 for row in runs)
     return f"{fmean(bits):.3f} bits, standard deviation {stdev(bits):.3f}, BLEU {bleu:.2f}{''.join(failed)}"
 
 
 def claims(rows: Sequence[Row]) -> list[str]:
-    """The claims of the runs that count, a line each. If a run has two rows, the later one counts."""
+    """A line for each claim. If a run has two rows, the later row counts."""
     once = {(row["layers"], row["scheme"], row["seed"]): row for row in rows}.values()
     groups = {place: runs for place, runs in grouped(once, "layers", "scheme").items() if len(runs) == len(SEEDS)}
     lines = [f"{TITLES[scheme]}, {layers}L-{layers}L: {group(runs)}" for (layers, scheme), runs in groups.items()]

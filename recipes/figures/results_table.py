@@ -2,8 +2,8 @@
 
     python -m recipes.figures.results_table runs
 
-writes, by runs/results.csv, runs/table.md and runs/table.csv, and prints the first. A row holds every run of a recipe
-and method with the same preset. The papers' BLEU is tokenised BLEU, so compare it with that column.
+reads runs/results.csv, writes runs/table.md and runs/table.csv, and prints table.md. A row summarises all runs with the
+same recipe, method, rule and preset. The papers report tokenised BLEU, so compare them with that column.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from recipes.steps.results import papers, read
 
 
 def spread(rows: list[dict[str, str]], column: str) -> str:
-    """The mean over the seeds, with the standard deviation where there are several; empty without the column."""
+    """The mean over the seeds, with the standard deviation if there are several; empty if the column is empty."""
     values = [float(row[column]) for row in rows if row[column]]
     deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.2f}{deviation}" if values else ""
 
 
 def each(rows: list[dict[str, str]], column: str) -> str:
-    """The values of a column, each once."""
+    """The different values of a column."""
     return ", ".join(dict.fromkeys(row[column] for row in rows))
 
 
@@ -35,11 +35,11 @@ COLUMNS = {
     "tokens an update": (each, "tokens"), "parameters": (each, "params"), "hours": (spread, "hours"),
     "hardware": (each, "hardware"), "commit": (each, "commit"),
 }  # fmt: skip
-"""The columns of the table: how a cell is made, and from which column of results.csv."""
+"""The columns of the table: the function that makes a cell, and its column in results.csv."""
 
 
 def lines(results: list[dict[str, str]], papers: list[dict[str, str]]) -> list[dict[str, str]]:
-    """A line for each recipe, method, rule and preset, in the papers' order, and each paper's number without one."""
+    """Rows by recipe, method, rule and preset, in the papers' order, and for each paper's number without runs."""
     known = {(row["recipe"], row["method"]): row["bleu"] for row in papers}
     groups: dict[tuple[str, ...], list[dict[str, str]]] = grouped(results, "recipe", "method", "rule", "preset")
     order = list(dict.fromkeys([*(recipe for recipe, _ in known), *sorted(key[0] for key in groups)]))

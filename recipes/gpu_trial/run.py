@@ -29,9 +29,8 @@ from recipes.bench.common import machine
 from recipes.compare.rows import Row
 from recipes.processes import process_group
 from recipes.recipe import collect
-from recipes.settings import Data, Machine, Pair
+from recipes.settings import Data, Machine, Pair, validated
 from recipes.steps.common import run
-from recipes.validation import validated
 
 PRECISIONS = {"cuda": ("fp16", "bf16"), "cpu": ("fp32",)}
 PYTEST = "python -m pytest -p no:cacheprovider -p no:warnings -n logical --maxprocesses 8 -m cuda"
@@ -67,7 +66,7 @@ def commands_of(trial: Trial, folder: Path) -> Iterator[tuple[str, str]]:
     """
     precisions = PRECISIONS[trial.DEVICE]
     names = ["ceilings"]
-    names += [f"{method}-{precision}" for precision in precisions for method in ("fast", "compiled", "stock-adamw")]
+    names += [f"{method}-{precision}" for precision in precisions for method in ("graph", "fast", "stock-adamw")]
     names.append(f"captured-{precisions[-1]}")
     names += [f"{method}-{precision}" for method in ("stock", "plain") for precision in precisions]
     names += ["bert-stock", "bert-attached", "bert-compiled"]

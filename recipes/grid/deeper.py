@@ -1,4 +1,4 @@
-"""`make deeper`: new layers on a pre-trained encoder. The encoder is a run of its own, with which the others begin."""
+"""`make deeper`: new layers on a pre-trained encoder. The encoder is a run, from whose checkpoint the others begin."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from recipes.compare.rows import Row
 from recipes.grid import texts
 from recipes.grid.grids import Axes, Grid
 from recipes.grid.runs import GUESS, GridRun, PointRecipe, accuracy, cost
-from recipes.settings import Training
+from recipes.settings import Training, validated
 from recipes.steps.checkpoints import newest
 from recipes.steps.common import write_lines
-from recipes.validation import validated
 
 
 class Pairs:
-    """Pairs of sentences to pre-train on, and some that are translations or near misses, with their labels."""
+    """The text of the grid: pairs of sentences for pre-training, and labelled pairs, translations and near misses."""
 
     assets = ()
 
@@ -37,7 +36,7 @@ class Pairs:
 
 
 class DeeperRun(GridRun):
-    """A classifier on the encoder, or the encoder, which has no axes."""
+    """A classifier on the encoder; or, without axes, the pre-training of the encoder."""
 
     task = []
     batch = ["--max-tokens", "2000", "--required-batch-size-multiple", "1"]
@@ -47,7 +46,7 @@ class DeeperRun(GridRun):
         recipe = grid.recipe_of(axes, updates)
         super(GridRun, self).__init__(recipe, Pairs(recipe, grid.settings))
         self.arch, self.result = "deeper_admin" if axes else "masked_lm_admin", self.folder / "result.csv"
-        self.final = self.generated = self.folder / "model.pt"  # nothing asks for them
+        self.final = self.generated = self.folder / "model.pt"  # no goal of this grid needs them
 
     def model_options(self) -> list[str]:
         return []
@@ -66,7 +65,7 @@ class DeeperRun(GridRun):
         write_lines(self.result, [])
 
     def row(self, log: Log, diverged: bool) -> Row:
-        """Training tried every checkpoint on validation and the test set; what counts is the last one."""
+        """The accuracies of the last checkpoint. Training has logged those of every checkpoint."""
         path = self.folder / "train.log"
         accuracies = {split: GUESS if diverged else accuracy(path, split) for split in ("valid", "test")}
         return {"diverged": diverged, **accuracies, **cost(log)}
@@ -83,7 +82,7 @@ class Deeper(Grid):
         yield from super().stages()
 
     def points(self) -> Iterator[Axes]:
-        """The head alone is the scheme `none`."""
+        """Runs of the head alone (the scheme `none`), then those with new layers."""
         s = self.settings
         for seed in s.SEEDS:
             yield from ({"scheme": "none", "layers": "0", "lr": lr, "seed": str(seed)} for lr in s.RATES)
@@ -91,14 +90,14 @@ class Deeper(Grid):
 
     def recipe_of(self, axes: Axes, updates: int) -> PointRecipe:
         s = self.settings
-        given: dict[str, Any] = {name: value for name, value in s if name in Training.model_fields}
-        given |= {"METHOD": "post-ln", "AVERAGE": 1, "MAX_TOKENS": 2000, "UPDATES": updates}
+        values: dict[str, Any] = {name: value for name, value in s if name in Training.model_fields}
+        values |= {"METHOD": "post-ln", "AVERAGE": 1, "MAX_TOKENS": 2000, "UPDATES": updates}
         if axes:
             warmup = 0 if axes["scheme"] == "dt-fixup" else s.WARMUP
-            given |= {"SEED": axes["seed"], "LR": axes["lr"], "WARMUP": warmup}
+            values |= {"SEED": axes["seed"], "LR": axes["lr"], "WARMUP": warmup}
         else:
-            given |= {"UPDATES": s.ENCODER_UPDATES, "SAVE_EVERY": s.ENCODER_SAVE_EVERY, "TRAIN_ARGS": ()}
-        settings = validated(Training, given)
+            values |= {"UPDATES": s.ENCODER_UPDATES, "SAVE_EVERY": s.ENCODER_SAVE_EVERY, "TRAIN_ARGS": ()}
+        settings = validated(Training, values)
         return PointRecipe(self.recipe.target, self.recipe.file, settings, grid=self.folder, point=self.name(axes))
 
     def options(self, axes: Axes) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The front of a grid: its text, its runs, stage by stage, its tables and figures.
+"""A grid from start to end: its text, its runs, stage by stage, its tables and figures.
 
-Interrupt anywhere, run again: it goes on, and what is done is not made again. A run is a process of its own:
+An interrupted grid goes on with the same command, and repeats no finished run. Each run is a process:
 
     python -m recipes.grid.front TARGET RUN NAME=VALUE ...
 """
@@ -34,10 +34,10 @@ def result(grid: Grid, axes: Axes) -> Path:
 
 
 def make_runs(grid: Grid, points: Sequence[Axes]) -> None:
-    """Make those of a stage that are not done.
+    """Make the runs of a stage that are not done.
 
     Raises:
-        ValueError: one failed, or one that is done has other settings.
+        ValueError: a run failed, or a finished run has other settings.
     """
     began, s = time.monotonic(), grid.settings
     done = [axes for axes in points if result(grid, axes).exists()]
@@ -49,15 +49,14 @@ def make_runs(grid: Grid, points: Sequence[Axes]) -> None:
     if not waiting:
         return
     print(f"{grid.folder}: {len(points)} runs, {len(done)} of them done; {s.JOBS} at a time", flush=True)
-    given = [f"{name}={value}" for name, value in grid.recipe.given.items()]
     command = [sys.executable, "-m", "recipes.grid.front", grid.recipe.target]
     names = [grid.name(axes) for axes in waiting]
-    commands = [jobs.Job(name, [*command, name, *given], grid.folder / name) for name in names]
+    runs = [jobs.Job(name, [*command, name, *grid.recipe.words], grid.folder / name) for name in names]
     if s.WHERE == "slurm":
         needs = replace(grid.recipe.file.needs, gpus=0 if grid.on_cpu else 1)
-        ended = slurm.run(commands, needs, s.JOBS, slurm.read_settings(Path(s.SLURM)), grid.folder / "slurm")
+        ended = slurm.run(runs, needs, s.JOBS, slurm.read_settings(Path(s.SLURM)), grid.folder / "slurm")
     else:
-        ended = jobs.run(commands, s.JOBS, [] if grid.on_cpu else [gpu.index for gpu in gpus.visible()])
+        ended = jobs.run(runs, s.JOBS, [] if grid.on_cpu else [gpu.index for gpu in gpus.visible()])
     failed = []
     for number, (job, status) in enumerate(ended, start=1):
         failed += [job] if status else []
@@ -71,7 +70,7 @@ def make_runs(grid: Grid, points: Sequence[Axes]) -> None:
 
 def make(grid: Grid) -> None:
     """Make the whole grid. Refuse settings that differ from those of an existing run."""
-    from recipes.figures import grid as figures  # with scipy and matplotlib
+    from recipes.figures import grid as figures  # imports scipy and matplotlib
 
     if protocol := getattr(grid.settings, "PROTOCOL", ""):
         last_change(Path(protocol))
@@ -87,13 +86,13 @@ def make(grid: Grid) -> None:
 
 
 def work(grid: Grid) -> None:
-    """All of it, alone in its folder; in those of its runs jobs of a cluster may still be at work."""
+    """Make the whole grid under a lock of its folder. Jobs of a cluster may still be at work in the folders of runs."""
     with locked(grid.folder / ".guard", wait=False):
         make(grid)
 
 
 def plan(grid: Grid) -> list[str]:
-    """The runs, as far as they are known: what is best is not, before there are results."""
+    """A line for each run that is known. The best rate is not known before there are results."""
     lines = []
     try:
         for stage in grid.stages():

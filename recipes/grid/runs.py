@@ -1,7 +1,7 @@
-"""One run of a grid: an ordinary run of a recipe in the grid's folder, and its row.
+"""A run of a grid: an ordinary run of a recipe in the grid's folder, and its row.
 
-The recipe's own steps make its text, train it, go on with it and translate with it. A run that diverges is a result;
-any other failure is an error and leaves none. Once result.csv is there, the checkpoints go.
+The recipe's own steps make the text, train, resume and translate. A run that diverges is a result; any other failure is
+an error, and leaves no result. Once result.csv is written, the checkpoints are removed.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from recipes.translation import Translation
 
 GENERATE_ARGS = "--max-len-a 1.2 --max-len-b 10"
 GUESS = 0.5
-"""Accuracy of a classifier that diverged."""
+"""Accuracy of a diverged classifier."""
 
 
 @dataclass(frozen=True)
 class PointRecipe(Recipe):
-    """The recipe of one run. The folder of the grid has the text and all its runs."""
+    """The recipe of one run. The grid's folder has the text and all runs."""
 
     grid: Path = Path()
     point: str = ""
@@ -53,17 +53,17 @@ class PointRecipe(Recipe):
 
 
 def improved(valid: dict[int, float], patience: int, end: int) -> bool:
-    """Whether the best validation up to update `end` is among the last `patience` updates."""
+    """Whether the best validation up to update `end` is within the last `patience` updates."""
     before = [bits for update, bits in valid.items() if update <= end - patience]
     within = [bits for update, bits in valid.items() if end - patience < update <= end]
     return not before or min(within) < min(before)
 
 
 def last_change(page: Path) -> str:
-    """The commit that last changed a page, for the row of a run made under it.
+    """The commit that last changed a page.
 
     Raises:
-        ValueError: the page is not committed, or was changed since.
+        ValueError: the page is not committed, or has changed since.
     """
     git = ["git", "-C", str(page.parent)]
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", page.name], capture_output=True).returncode
@@ -74,7 +74,7 @@ def last_change(page: Path) -> str:
 
 
 def unigram_entropy(text: Path) -> float:
-    """The entropy of one token of a text, ends of sentences included, in bits."""
+    """The entropy of a token of a text in bits, with ends of sentences as tokens."""
     lines = read_lines(text)
     counts = Counter(token for line in lines for token in line.split()) + Counter({"</s>": len(lines)})
     total = counts.total()
@@ -82,7 +82,7 @@ def unigram_entropy(text: Path) -> float:
 
 
 def accuracy(log: Path, subset: str) -> float:
-    """The last accuracy on a subset, 0 to 1, in a log of --log-format json. fairseq's per cent have three digits."""
+    """The last accuracy on a subset, 0 to 1, in a JSON log. fairseq logs per cent with three decimals."""
     logged = re.findall(rf'"{subset}_accuracy": "?([0-9.]+)', "\n".join(read_lines(log)))
     return round(float(logged[-1]) / 100, 5)
 
@@ -100,21 +100,21 @@ class GridRun(Pipeline):
         """The outcome of the run."""
 
     def optimisation(self) -> list[str]:
-        """The recipe's own, with the grid's in place of those of the same name; null takes one out."""
+        """The recipe's options, replaced by the grid's options of the same name. The grid's None removes an option."""
         words = super().optimisation()
         options = dict(zip(words[::2], words[1::2])) | self.grid.options(self.axes)
         return [str(word) for name, value in options.items() if value is not None for word in (name, value)]
 
     def resume_settings(self) -> dict[str, Any]:
-        """The row depends on more than the checkpoints, and those are gone once it is there."""
+        """The recipe's, and the settings of the row: a finished run has no checkpoints to make another row from."""
         more = {"updates": str(self.grid.settings.UPDATES), "patience": str(self.grid.patience)}
         return super().resume_settings() | more
 
     def train_with_patience(self) -> None:
-        """Train on for PATIENCE updates at a time, until that brings no better validation.
+        """Train for PATIENCE updates at a time, until these bring no better validation.
 
-        Only the log decides, so a run that was killed ends where any other does; fairseq's --patience counts in the
-        process.
+        Only the log decides, so a killed and resumed run ends at the same update as any other. fairseq's --patience
+        would count anew in each process.
         """
         whole = self.settings.UPDATES
         patience = min(self.grid.patience, whole)
@@ -126,7 +126,7 @@ class GridRun(Pipeline):
                 return
 
     def work(self) -> None:
-        """All of it, once."""
+        """Make the whole run, if it is not done."""
         with locked(self.folder / ".guard-result"):
             if self.result.exists():
                 return
@@ -142,7 +142,7 @@ class GridRun(Pipeline):
 
 
 class TranslationRun(GridRun, Translation):
-    """The score is of the last checkpoint, as it is: a model that stayed on the plateau may not fold."""
+    """A run that is scored by its last checkpoint, unfolded: a model that stayed on the plateau may not fold."""
 
     def __init__(self, grid: Any, axes: dict[str, str], updates: int) -> None:
         super().__init__(grid, axes, updates)
@@ -154,7 +154,7 @@ class TranslationRun(GridRun, Translation):
     def resume_settings(self) -> dict[str, Any]:
         return super().resume_settings() | {"beam": str(self.settings.BEAM)}
 
-    def keep_scores(self, scores: dict[str, str], **made: object) -> None:
+    def keep_scores(self, scores: dict[str, str], **settings: object) -> None:
         write_lines(self.score, [json.dumps(scores)])
 
     def row(self, log: Log, diverged: bool) -> Row:

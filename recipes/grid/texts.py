@@ -1,13 +1,13 @@
 """The generated texts of the grids.
 
-For translation: the target is the source reversed, and each word re-mapped to another. Words are drawn uniformly, so
-without attention nothing beats the entropy of one word.
+For translation, the target is the source in reverse order, with each word mapped to another word. Words are drawn
+uniformly, so no model without attention can beat the entropy of one word.
 
-For classifiers a line is a sentence, `|||` and the one in the other language. Half of the pairs are near misses: two
-words of the translation are those of another sentence, or two neighbouring ones have changed places, so that no single
-word gives one away. No pair is in two splits.
+For classifiers, a line has a sentence, `|||`, and a sentence of the other language. Half of the pairs are near misses:
+two words of the translation come from another sentence, or two neighbouring words are swapped. So no single word gives
+a near miss away. No pair is in two splits.
 
-Seeded: the same call writes the same bytes.
+Texts are seeded: the same call writes the same bytes.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from recipes.steps.extract import extract
 from recipes.text import SPLITS, binarise
 
 SHORTEST, LONGEST = 4, 12
-"""Words of a generated sentence."""
+"""Fewest and most words of a generated sentence."""
 MARK = "|||"
 AT_MOST = 30
-"""Words of a sentence to classify."""
+"""Most words of a sentence to classify."""
 Pair = tuple[str, str]
 
 
 def reversed_pairs(split: str, size: int, words: int) -> list[Pair]:
-    """Source and target of `size` sentences; splits have seeds of their own."""
+    """Source and target of `size` sentences. Each split has its own seed."""
     generator = random.Random(SPLITS.index(split))
     others = list(range(words))
-    random.Random(words).shuffle(others)  # the same map for every split
+    random.Random(words).shuffle(others)  # all splits have the same map of words
     text = []
     for _ in range(size):
         sentence = [generator.randrange(words) for _ in range(generator.randint(SHORTEST, LONGEST))]
@@ -42,7 +42,7 @@ def reversed_pairs(split: str, size: int, words: int) -> list[Pair]:
 
 
 def near_miss(words: list[str], others: list[str], generator: random.Random) -> list[str]:
-    """The words with two different neighbours swapped, or two of them (of a single word that) taken from `others`."""
+    """The words with two different neighbours swapped, or with up to two words replaced by words of `others`."""
     places = [place for place in range(len(words) - 1) if words[place] != words[place + 1]]
     if places and generator.random() < 0.5:
         at = generator.choice(places)
@@ -54,7 +54,7 @@ def near_miss(words: list[str], others: list[str], generator: random.Random) -> 
 
 
 def labelled(text: Sequence[Pair], generator: random.Random) -> tuple[list[str], list[str]]:
-    """Lines and their labels, `yes` and `no` in turn."""
+    """Lines and their labels: `yes` and `no` alternate."""
     lines, labels = [], []
     for number, (one, other) in enumerate(text):
         words = other.split()
@@ -66,21 +66,21 @@ def labelled(text: Sequence[Pair], generator: random.Random) -> tuple[list[str],
 
 
 def read_pairs(folder: Path, pair: str) -> list[Pair]:
-    """The different training pairs of a parallel text, in lower case; without empty and long ones.
+    """The different training pairs of a parallel text in lower case, without empty and long sentences.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: the two files differ in their number of lines.
     """
     one, other = (read_lines(folder / f"train.{language}") for language in pair.split("-"))
     if len(one) != len(other):
         raise ValueError(f"{folder}: expected train.* of the two languages {pair} with as many lines. Give PAIR=.")
-    # Words alone: a carriage return, which fairseq takes for a new line, would set sentences off from their labels.
+    # Join the words by spaces: fairseq takes a carriage return for a new line, which would shift the labels.
     text = [(" ".join(left.lower().split()), " ".join(right.lower().split())) for left, right in zip(one, other)]
     return list(dict.fromkeys(pair for pair in text if all(0 < len(side.split()) <= AT_MOST for side in pair)))
 
 
 def generated_pairs(size: int, words: int) -> list[Pair]:
-    """Up to `size` different pairs of the corpus of `make compare`."""
+    """Different pairs of the corpus of `make compare`: `size` draws if all differ, otherwise twice as many draws."""
     text = dict.fromkeys(reversed_pairs("train", size, words))
     return list(text if len(text) == size else dict.fromkeys(reversed_pairs("train", 2 * size, words)))
 
@@ -112,12 +112,12 @@ def write_classified(folder: Path, text: list[Pair], pretrain: int, examples: in
 
 
 def prefixes(prefix: str, *splits: str) -> list[object]:
-    """fairseq-preprocess' options for a text's splits."""
+    """The options of fairseq-preprocess for the splits of a text."""
     return [word for split in splits for word in (f"--{split}pref", f"{prefix}{split}")]
 
 
 def reversed_text(folder: Path, sizes: Sequence[int], words: int) -> Path:
-    """The folder with the generated text, as train.a and train.b and so on. It is written if it is not there."""
+    """The folder of the generated text (train.a, train.b and so on), which is written if it does not exist."""
     text = folder / "-".join(map(str, ["reversed", *sizes, words]))
     for split, size in zip(SPLITS, sizes):
         if not (text / f"{split}.b").exists():
@@ -127,7 +127,7 @@ def reversed_text(folder: Path, sizes: Sequence[int], words: int) -> Path:
 
 
 def write_pairs(settings: Any, folder: Path) -> None:
-    """Pairs of sentences to pre-train on, and some that are translations or near misses, with their labels."""
+    """Write the text of make deeper: pairs for pre-training, and labelled pairs; both as text and binary data."""
     s, text, data = settings, folder / "text", folder / "bin"
     if s.DATA:
         for language in s.PAIR.split("-"):

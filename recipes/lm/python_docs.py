@@ -1,7 +1,7 @@
-"""English prose that comes with Python: its own reference (pydoc's topics) and its standard library's docstrings.
+"""English prose that comes with Python: its reference (pydoc's topics) and the docstrings of its standard library.
 
-A paragraph is a line, words and punctuation apart. A hash of its name puts a whole module or topic into one split, so
-no text is divided between splits. The same Python gives the same corpus. Files are parsed, not imported.
+Each line is a paragraph, with spaces between words and punctuation. A hash of the name assigns a whole module or topic
+to one split. The same Python gives the same corpus. Files are parsed, not imported.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any
 from recipes.steps.common import write_lines
 
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip"}
-"""Folders without documentation, or with somebody else's."""
+"""Folders without documentation, or with documentation of other packages."""
 
 SPLITS = ("valid", "test", "train")
 """In the order in which they are written."""
 
 SHARES = 20
-"""One module in this many validates, and one tests."""
+"""One module in this many is in the validation set, and one in the test set."""
 
 PIECE = re.compile(r"\w+|[^\w\s]")
-# Prose: begins with a letter, ends as a sentence does, and is mostly words.
+# Prose begins with a letter, ends as a sentence does, and is mostly words.
 PROSE = re.compile(r"[^\W\d_].*[.:!?]$", re.DOTALL)
 WORDS = 6
 LONGEST = 400
-"""Fewest words of a paragraph, and most words and punctuation marks; what is longer is a table or a grammar."""
+"""Fewest words of a paragraph, and most words and punctuation marks. Longer blocks are tables or grammars."""
 
 
 def split_of(name: str) -> str:
@@ -39,7 +39,7 @@ def split_of(name: str) -> str:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """The paragraphs of prose in a documentation text, their words and punctuation apart."""
+    """The paragraphs of prose in a documentation text, with spaces between words and punctuation."""
     for block in re.split(r"\n\s*\n", text):
         if not PROSE.match(block.strip()) or any(mark in block for mark in (">>>", "====", "----", "::=")):
             continue
@@ -49,7 +49,7 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def modules(library: Path) -> Iterator[tuple[str, bytes]]:
-    """The sources of a standard library that the corpus is read from, with their names."""
+    """Name and source of the modules of a standard library that the corpus is made from."""
     for path in sorted(library.rglob("*.py")):
         name = path.relative_to(library).as_posix()
         if not LEFT_OUT & set(name.split("/")):
@@ -57,7 +57,7 @@ def modules(library: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def describe(library: Path) -> dict[str, Any]:
-    """The library as `steps.records.describe` has a file: where it is, and what tells its content."""
+    """Describe the library as `steps.records.describe` describes a file."""
     state, size = hashlib.sha256(), 0
     for name, source in modules(library):
         state.update(f"{name} {len(source)}\n".encode() + source)
@@ -66,7 +66,7 @@ def describe(library: Path) -> dict[str, Any]:
 
 
 def documentation(tree: ast.Module, name: str) -> Iterator[tuple[str, str]]:
-    """The texts that pydoc shows, each with a name of its own, where it is their module; otherwise docstrings."""
+    """Names and texts of documentation in a module: pydoc's topics if it is their module, otherwise docstrings."""
     for node in ast.walk(tree):
         if name != "pydoc_data/topics.py":
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -76,10 +76,10 @@ def documentation(tree: ast.Module, name: str) -> Iterator[tuple[str, str]]:
 
 
 def corpus(library: Path) -> dict[str, list[str]]:
-    """The lines of every split; a paragraph that occurs twice counts once.
+    """The lines of every split. A paragraph that occurs twice is included once.
 
     Raises:
-        ValueError: a split is empty: the library's sources are not there.
+        ValueError: a split is empty, for instance because the sources of the library are missing.
     """
     lines: dict[str, list[str]] = {split: [] for split in SPLITS}
     seen: set[str] = set()
@@ -89,8 +89,8 @@ def corpus(library: Path) -> dict[str, list[str]]:
                 if paragraph not in seen:
                     seen.add(paragraph)
                     lines[split_of(name)].append(paragraph)
-    for split, found in lines.items():
-        if not found:
+    for split in SPLITS:
+        if not lines[split]:
             raise ValueError(
                 f"{library}: found no documentation for {split}; expected the sources of Python's standard library. "
                 "Run with a Python that has them (PYTHON=)."
@@ -99,6 +99,6 @@ def corpus(library: Path) -> dict[str, list[str]]:
 
 
 def write(folder: Path, library: Path) -> None:
-    """Write valid, test and train."""
+    """Write the files valid, test and train."""
     for split, lines in corpus(library).items():
         write_lines(folder / split, lines)

@@ -1,4 +1,4 @@
-"""How far a step is: the plugin's bar (fairseq_admin/bar.py), counting bytes read."""
+"""Progress of a step: the plugin's bar (fairseq_admin/bar.py), which counts bytes here."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ BLOCK = 1 << 18
 
 @contextmanager
 def bar(title: str, total: int | None, done: int = 0) -> Iterator[tqdm]:
-    """A bar that counts bytes; `update` it. Log messages of the block do not break it.
+    """A bar that counts bytes; call its `update`. Log messages inside the block do not break the bar.
 
     Args:
-        title: what is done to what.
-        total: bytes in all, if they are known.
-        done: bytes that an earlier run did.
+        title: shown before the bar.
+        total: bytes in all, if known.
+        done: bytes that an earlier run finished.
     """
     opened = plain.bar(title, total, "B", scaled=True, done=done, prefix="")
     with logging_redirect_tqdm(tqdm_class=type(opened)), opened as shown:
@@ -43,6 +43,6 @@ class _Counted(FileIO):
 
 @contextmanager
 def reading(title: str, path: str | Path) -> Iterator[BinaryIO]:
-    """The file, opened; a bar shows how much of it was read."""
+    """Open a file for reading, with a bar that shows how much was read."""
     with bar(title, Path(path).stat().st_size) as shown, BufferedReader(_Counted(path, shown), BLOCK) as file:
         yield file

@@ -1,4 +1,4 @@
-"""Joint byte-pair encoding: Hugging Face's tokenizers learn the merges, and fastBPE applies them."""
+"""Joint byte-pair encoding. Hugging Face's tokenizers learn the merges; fastBPE applies them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from recipes.steps.common import decoded, write_lines
 logger = logging.getLogger(__name__)
 
 VERSION = 1
-"""Version of learning and applying BPE. Raise it with a change that gives the same tokens other units."""
+"""Version of learning and applying BPE. Raise it with a change that gives the same words other BPE tokens."""
 END = "</w>"
-RARE = 2
-"""A pair of units is merged if it comes as often: subword-nmt's bound."""
+FEWEST = 2
+"""Only pairs that occur this often are merged, as in subword-nmt."""
 
 
 def learn(lines: Iterable[str], merges: int) -> list[str]:
-    """The merges, most frequent first, as fastBPE reads them: a third column, of which it checks the presence only.
+    """Learn merges, most frequent first, in fastBPE's format. (fastBPE requires a third column, and ignores its value.)
 
-    They are subword-nmt's, but for the order of pairs that come equally often.
+    The merges are those of subword-nmt, except for the order of pairs that occur equally often.
 
     Args:
-        lines: tokens with spaces between them; one item may hold several lines. They are read twice.
-        merges: how many at most; there are fewer if no pair is left that comes twice.
+        lines: words with spaces between them; an item may hold several lines. The lines are read twice.
+        merges: largest number of merges. There are fewer if no pair occurs twice any more.
 
     Raises:
-        ValueError: the lines hold no words, or none twice.
+        ValueError: the lines have no words, or no pair occurs twice.
     """
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
@@ -44,11 +44,11 @@ def learn(lines: Iterable[str], merges: int) -> list[str]:
     learner = Tokenizer(models.BPE(end_of_word_suffix=END))
     learner.pre_tokenizer = pre_tokenizers.Split(Regex("[ \n]"), "removed")
     trainer = trainers.BpeTrainer(
-        # It counts characters, inside and at the end of a word, and merges together.
+        # The size counts merges and characters; a character at the end of a word counts separately.
         vocab_size=merges + 2 * len(characters),
-        min_frequency=RARE,
-        # Left to itself it numbers the characters at the ends of words as a hash map comes, and by these numbers it
-        # chooses between pairs that come equally often (issue 1794 of huggingface/tokenizers).
+        min_frequency=FEWEST,
+        # Without this list, the trainer numbers the characters at ends of words in the order of a hash map, and these
+        # numbers decide between pairs that occur equally often (issue 1794 of huggingface/tokenizers).
         special_tokens=[character + END for character in sorted(characters)],
         end_of_word_suffix=END,
         show_progress=sys.stderr.isatty(),
@@ -64,9 +64,9 @@ def learn(lines: Iterable[str], merges: int) -> list[str]:
 
 
 class Texts:
-    """The texts in pieces of many lines, which costs less than a line at a time.
+    """Texts in pieces of many lines, which is faster than line by line.
 
-    Iterating raises a ValueError if a line is not UTF-8.
+    Iterating raises ValueError if a line is not UTF-8.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -79,14 +79,14 @@ class Texts:
 
 
 def write(out: Path, paths: Sequence[Path], merges: int) -> None:
-    """Learn the merges of some texts, and write them as codes."""
+    """Learn the merges of some texts, and write them to a file of codes."""
     write_lines(out, learn(Texts(paths), merges))
 
 
 def apply(codes: Path, paths: Sequence[Path], folder: Path, clean: Sequence[str] = (), too_long: str = "") -> None:
-    """Split texts that belong together, line by line, into units, and clean them; as files of their names in a folder.
+    """Split parallel texts into BPE tokens, clean them, and write them to a folder under the same names.
 
-    Args and Raises are those of `pairs.convert`.
+    Other arguments, and errors: see `pairs.convert`.
     """
     bpe = BPE(codes)
     outputs = [folder / path.name for path in paths]

@@ -1,7 +1,7 @@
-"""Which checkpoint of a training is the newest, by its name.
+"""The newest checkpoint of a training, by its name.
 
-Numbered ones alone: fairseq writes these next to their place and renames them; checkpoint_last.pt and
-checkpoint_best.pt it copies in place, so a kill may cut those short.
+Only numbered checkpoints count: fairseq writes them under another name first, then renames them. It copies
+checkpoint_last.pt and checkpoint_best.pt in place, so a kill may cut these short.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import re
 from pathlib import Path
 
 NUMBERED = re.compile(r"checkpoint_?(?:stopped_)?(\d+)(?:_(\d+))?\.pt")
-"""checkpoint7.pt, of the end of an epoch, checkpoint_7_900.pt, or checkpoint_stopped_7_930.pt (early_stop.py)."""
+"""checkpoint7.pt (end of epoch 7), checkpoint_7_900.pt (update 900), checkpoint_stopped_7_930.pt (early_stop.py)."""
 
 
 def newest(folder: Path) -> Path | None:
-    """The numbered checkpoint that was trained longest, whatever the times of the files."""
+    """The numbered checkpoint that was trained longest. The files' times do not count."""
 
     def trained(path: Path) -> tuple[int, float]:
         epoch, update = NUMBERED.fullmatch(path.name).groups()  # type: ignore[union-attr]
@@ -24,13 +24,13 @@ def newest(folder: Path) -> Path | None:
 
 
 def reached(checkpoint: Path | None) -> int:
-    """The update in a checkpoint's name; 0 without one, or of an epoch's end."""
+    """The update in a checkpoint's name; 0 without a checkpoint, or for the end of an epoch."""
     match = NUMBERED.fullmatch(checkpoint.name) if checkpoint else None
     return int(match[2] or 0) if match else 0
 
 
 def furthest(folder: Path, unit: str) -> int:
-    """Number of updates, or epochs, trained in a run's folder, by the names of its files."""
+    """Number of updates or epochs that a run was trained for, by the names of its files."""
     ended, saved = {
         "updates": (r"trained-(\d+)", r"checkpoint_(?:stopped_)?\d+_(\d+)\.pt"),
         "epochs": (r"trained-(\d+)-epochs", NUMBERED.pattern),

@@ -1,7 +1,7 @@
-"""Which pairs of tokenised sentences to train on: those that Moses' clean-corpus-n.perl keeps.
+"""Selection of the pairs to train on, by the rules of Moses' clean-corpus-n.perl.
 
-Read next to it: mosesdecoder, scripts/training/clean-corpus-n.perl. What it does to white space and to | is left out:
-tokens have single spaces between them, and the tokeniser escapes | (the setting `escape`).
+Source: mosesdecoder, scripts/training/clean-corpus-n.perl. Its treatment of white space and of | is left out: words
+have single spaces between them, and the tokeniser escapes | (the setting `escape`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 logger = logging.getLogger(__name__)
 
 Rule = Callable[..., str]
-"""From the sides of a pair to the reason to drop it, one of REASONS, or nothing."""
+"""Maps the sides of a pair to one of REASONS to drop the pair, or to an empty text."""
 LONGEST_WORD = 1000
-"""Characters; the script's own bound."""
+"""Characters; the script has the same bound."""
 EMPTY = "with an empty side"
 REASONS = (EMPTY, "too long", "too short", "of too different lengths", f"with a word over {LONGEST_WORD} characters")
 
@@ -29,9 +29,9 @@ def by_length(shortest: int, longest: int, ratio: float) -> Rule:
     """Moses' rule.
 
     Args:
-        shortest: words a side, at least.
-        longest: words a side, at most.
-        ratio: one side's words over the other's, at most.
+        shortest: smallest number of words on a side.
+        longest: largest number of words on a side.
+        ratio: largest ratio of the two numbers of words.
     """
 
     def reason(*sides: str) -> str:
@@ -51,10 +51,10 @@ def by_length(shortest: int, longest: int, ratio: float) -> Rule:
 
 
 def rule(words: Sequence[str]) -> Rule:
-    """The rule of CLEAN= or CLEAN_BPE=: --drop-empty, or --lengths MIN MAX and --ratio R; or none.
+    """The rule of CLEAN= or CLEAN_BPE=: --drop-empty, or --lengths MIN MAX and --ratio R, or nothing.
 
     Raises:
-        ValueError: the words are others, or contradict each other.
+        ValueError: the words are something else, or MIN is above MAX.
     """
     option = " ".join(words)
     match = re.fullmatch(r"|--drop-empty|--lengths ([1-9]\d*) (\d+)(?: --ratio ([1-9]\d*(?:\.\d+)?))?", option)
@@ -68,7 +68,10 @@ def rule(words: Sequence[str]) -> Rule:
 
 
 def report(name: str, counts: Counter[str]) -> None:
-    """Say how many pairs were kept (by no reason), and dropped and why.
+    """Log how many pairs were kept and dropped, with the reasons.
+
+    Args:
+        counts: number of pairs by reason; kept pairs have an empty reason.
 
     Raises:
         ValueError: no pair is left.

@@ -1,4 +1,4 @@
-"""Shared by every step: files written whole or not at all, text read line by line, errors in one line."""
+"""Shared by every step: files written completely or not at all, text read line by line, errors in one line."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ from typing import BinaryIO
 
 from recipes.steps.guard import use_environment
 
+STOP = (signal.SIGTERM, signal.SIGUSR2)
+"""The signals that ask a process to stop. Slurm sends SIGTERM before it preempts a job, SIGUSR2 before a time limit."""
+INTERRUPTED = 128 + signal.SIGINT
+"""Exit status of a process that was asked to stop."""
+
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A name next to `path` to write to; it takes `path`'s place only when the block ends without an error."""
+    """A temporary path to write to. It replaces `path` when the block ends without an error."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{platform.node()}.{os.getpid()}.part")
@@ -30,11 +35,11 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(*paths: str | Path) -> Iterator[list[BinaryIO]]:
-    """The files to write: all of them whole, or none."""
+    """Files to write. They replace `paths` when the block ends without an error."""
     with ExitStack() as replaced:
         parts = [replaced.enter_context(replacing(path)) for path in paths]
         try:
-            # Closing may find the disk full, so all are closed before the first takes its place.
+            # Closing a file may fail on a full disk, so all are closed before the first replaces its path.
             with ExitStack() as opened:
                 yield [opened.enter_context(part.open("wb")) for part in parts]
         except OSError as error:
@@ -43,7 +48,7 @@ def writing(*paths: str | Path) -> Iterator[list[BinaryIO]]:
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """The lines of a UTF-8 text. Only a newline ends a line: U+2028 and the like stay inside.
+    """The lines of a UTF-8 text. Only a newline ends a line; U+2028 and the like do not.
 
     Raises:
         ValueError: a line is not UTF-8.
@@ -53,16 +58,16 @@ def read_lines(path: str | Path) -> list[str]:
 
 
 def decoded(lines: list[bytes], path: str | Path, first: int = 1, errors: str = "strict") -> list[str]:
-    """The lines as text, without their newlines.
+    """Decode lines, and remove their newlines.
 
     Args:
         lines: as they are in the file.
         path: the file, for the message.
         first: number of the first line, for the message.
-        errors: what is done where one is not UTF-8.
+        errors: how to treat bytes that are not UTF-8, as for bytes.decode.
 
     Raises:
-        ValueError: one is not UTF-8, and that is strict.
+        ValueError: a line is not UTF-8, and `errors` is strict.
     """
     try:
         text = b"".join(lines).decode("utf-8", errors).split("\n")
@@ -77,13 +82,13 @@ def decoded(lines: list[bytes], path: str | Path, first: int = 1, errors: str = 
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:
-    """Write the lines as UTF-8, all of them or no file."""
+    """Write lines as UTF-8, completely or not at all."""
     with writing(path) as (out,):
         out.writelines(f"{line}\n".encode() for line in lines)
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a program's main: a mistake of the user is one line on stderr and exit status 2, not a traceback."""
+    """Run the main function of a program. A user's mistake is one line on stderr and exit status 2, not a traceback."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     status, message = 2, ""
     try:
@@ -92,14 +97,14 @@ def run(main: Callable[[], None]) -> None:
     except ValueError as error:
         message = str(error)
     except BrokenPipeError:
-        # The reader of the output has closed it. Python would write the rest at its end, and fail again.
+        # The reader has closed our output. Python would try to flush the rest when it exits, and fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 128 + signal.SIGPIPE
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         message = f"{where}{error.strerror or error}. Check the path and its permissions, or make room, and run again."
     except KeyboardInterrupt:
-        status = 128 + signal.SIGINT
+        status = INTERRUPTED
     if message:
         print(message, file=sys.stderr)
     raise SystemExit(status)

@@ -1,7 +1,7 @@
-"""Get one archive from its addresses, in order; checked before it takes its name.
+"""Download one archive from its addresses, in order, and check it before it takes its name.
 
-Interrupted, it goes on where it stopped, if the archive's checksum is known. Size and checksum come from a table. An
-archive that it knows no checksum of is held to the text made from it: another one is another input of that step.
+A table has sizes and checksums. With a checksum, an interrupted download continues. Without a checksum, a download is
+only checked to be readable; the text made from it has a key of its content, so another archive would be noticed.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ log = logging.getLogger(__name__)
 size = functools.partial(tqdm.format_sizeof, suffix="B")
 BLOCK = 1 << 16
 TIMEOUT = 60.0
-"""Seconds without an answer."""
+"""Seconds to wait for an answer."""
 RETRY = Retry(3, backoff_factor=5, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False,
               respect_retry_after_header=False)  # fmt: skip
-"""Retries of a request, if a server cannot be reached or is busy."""
+"""Retries of a request if a server cannot be reached or is busy."""
 
 
 def kept(part: Path, archive: Archive) -> int:
-    """Bytes of the part that a request may add to: none where no checksum would find a wrong beginning."""
+    """Bytes of a partial download that can be continued; 0 without a checksum, which would find a wrong beginning."""
     return part.stat().st_size if archive.checksum and part.is_file() else 0
 
 
 def disk_space(archives: Iterable[Archive], folder: Path, text: float) -> tuple[int, int]:
-    """Bytes still to download, and bytes of the text made from all archives; those of unknown size are left out.
+    """Bytes still to download, and bytes of the text made from all archives. Archives of unknown size are left out.
 
     Args:
-        text: bytes of text for each byte of archive.
+        text: bytes of text per byte of archive.
     """
     rows = list(archives)
     missing = [row for row in rows if row.size and not (folder / row.name).is_file()]
@@ -50,25 +50,25 @@ def disk_space(archives: Iterable[Archive], folder: Path, text: float) -> tuple[
 
 
 def receive(session: requests.Session, url: str, part: Path, archive: Archive) -> None:
-    """Bring the part to its end with one request, from where it is.
+    """Complete a partial download with one request.
 
     Raises:
-        RequestException, HTTPError: it is not whole; what may be added to stays.
+        RequestException, HTTPError: the download is incomplete.
     """
     if (have := kept(part, archive)) and have == archive.size:
         return
-    # The .tgz itself, not its content.
+    # Ask for the .tgz itself, not for its content.
     headers = {"User-Agent": "fairseq-admin", "Accept-Encoding": "identity"}
     headers |= {"Range": f"bytes={have}-"} if have else {}
     with session.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
         if response.status_code == requests.codes.requested_range_not_satisfiable:
-            part.unlink()  # it is longer than the file
+            part.unlink()  # it is longer than the archive
         response.raise_for_status()
         have = have if response.status_code == requests.codes.partial else 0
         length = response.headers.get("Content-Length")
         total = have + int(length) if length else archive.size or 0
         with part.open("ab" if have else "wb") as out, bar(archive.name, total or None, have) as shown:
-            # Bytes as they are sent: some servers call a .tgz a compressed .tar, which requests would decompress.
+            # Some servers declare a .tgz as a compressed .tar, which requests would decompress.
             while data := response.raw.read1(BLOCK, decode_content=False):
                 out.write(data)
                 shown.update(len(data))
@@ -77,10 +77,10 @@ def receive(session: requests.Session, url: str, part: Path, archive: Archive) -
 
 
 def fetch(archive: Archive, part: Path) -> None:
-    """Try one address after the other, each as long as it brings something.
+    """Try one address after the other, each for as long as requests make progress.
 
     Raises:
-        ValueError: none has the file.
+        ValueError: no address has the file.
     """
     session, reasons = requests.Session(), {}
     for scheme in ("http://", "https://"):
@@ -94,7 +94,7 @@ def fetch(archive: Archive, part: Path) -> None:
             except (requests.RequestException, HTTPError) as error:
                 reasons[url] = str(error)
             except ValueError as error:
-                part.unlink()  # its beginning may be another address's file, or an older one
+                part.unlink()  # its beginning may come from another address, or from an older file
                 reasons[url] = str(error)
             log.info("%s: %s", archive.name, reasons[url])
     if not (have := kept(part, archive)):
@@ -104,16 +104,16 @@ def fetch(archive: Archive, part: Path) -> None:
 
 
 def download(out: Path, table: Path, site: str = "", names: Iterable[str] = (), text: float = 0) -> None:
-    """Fetch the archive of that name, unless it is there.
+    """Fetch the archive named `out.name`, unless the file exists and is right.
 
     Args:
         table: names, sizes, checksums and addresses.
-        site: the address of a folder, in place of the table's addresses.
-        names: of all archives of the text, by default this one; the disk must have room for them and the text.
+        site: address of a folder, instead of the table's addresses.
+        names: all archives of the text, by default this one. The disk must have room for them and for the text.
         text: see `disk_space`.
 
     Raises:
-        ValueError: the table does not name it, no address has it, or the disk is too small.
+        ValueError: the table does not name the archive, no address has it, or the disk is too small.
     """
     rows = read_table(table)
     if out.name not in rows:
@@ -121,18 +121,19 @@ def download(out: Path, table: Path, site: str = "", names: Iterable[str] = (), 
     archive, part = rows[out.name], out.with_name(f"{out.name}.part")
     if site:
         archive = archive._replace(urls=(f"{site.rstrip('/')}/{out.name}",))
-    # Two at once would write to one part.
+    # Two processes would write to the same partial file.
     with locked(out.with_name(f".{out.name}.guard")):
         if out.is_file():
             try:
                 return check(str(out), out, archive)
             except ValueError as error:
                 log.info("%s; fetching it again", error)
-        missing, made = disk_space((rows[name] for name in names or [out.name] if name in rows), out.parent, text)
-        if missing + made > (free := shutil.disk_usage(out.parent).free):
+        wanted = [rows[name] for name in names or [out.name] if name in rows]
+        downloads, texts = disk_space(wanted, out.parent, text)
+        if downloads + texts > (free := shutil.disk_usage(out.parent).free):
             raise ValueError(
-                f"{out.parent}: found {size(free)} free, expected {size(missing)} for archives and about {size(made)} "
-                "for the text. Make room, or give RUNS= elsewhere."
+                f"{out.parent}: found {size(free)} free, expected {size(downloads)} for archives and about "
+                f"{size(texts)} for the text. Make room, or give RUNS= elsewhere."
             )
         fetch(archive, part)
         part.replace(out)

@@ -1,7 +1,7 @@
-"""On a signal to stop, a training ends its current update, writes a checkpoint, and ends.
+"""On a signal to stop, a training finishes its current update, writes a checkpoint, and ends.
 
-The checkpoint is checkpoint_stopped_EPOCH_UPDATE.pt. The next start goes on from it (checkpoints.newest), no average
-counts it, and the end of the training removes it.
+The checkpoint is checkpoint_stopped_EPOCH_UPDATE.pt. The next start goes on from it (checkpoints.newest). It is not
+averaged, and a finished training removes it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any
 import fairseq_cli.train
 from fairseq.trainer import Trainer
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
-"""The signals that ask for it: Slurm sends the first before it preempts a job, the second before a time limit."""
+from recipes.steps.common import STOP
+
 CHECKPOINTS = "checkpoint_stopped_*.pt"
 REQUEST, THRESHOLD = 1e12, 1e9
-"""Seconds added to the training time of a process that received the signal, and a mean that only such times reach."""
+"""Seconds added to the training time of a process that received a signal; seconds that no other time exceeds."""
 
 
 class Stopped(Exception):
-    """The checkpoint is written; there is nothing more to do."""
+    """The training has stopped, and its checkpoint is written."""
 
 
 class StoppableTrainer(Trainer):
-    """fairseq's trainer, which makes all processes of a training stop after the same update.
+    """fairseq's trainer, in which all processes of a training stop after the same update.
 
-    fairseq sums each process's training time over all processes in every update; a request travels in that sum, so it
-    needs no communication of its own.
+    In every update, fairseq sums the training time over all processes. A request to stop is added to that sum, so it
+    needs no extra communication.
     """
 
     requested = False
@@ -51,7 +51,7 @@ class StoppableTrainer(Trainer):
 
 
 def _stopping(validate_and_save: Callable) -> Callable:
-    """Make fairseq's function that ends each update also stop the training if any process received the signal."""
+    """Wrap fairseq's function that ends each update: stop the training if any process received a signal."""
 
     def stopping(cfg: Any, trainer: Any, task: Any, batches: Any, *options: Any) -> Any:
         losses, is_last = validate_and_save(cfg, trainer, task, batches, *options)
@@ -64,12 +64,12 @@ def _stopping(validate_and_save: Callable) -> Callable:
 
 
 def install() -> None:
-    """Make this process's training stop early on a signal."""
+    """Make the training of this process stop early on a signal."""
 
     def request(*_: Any) -> None:
         StoppableTrainer.requested = True
 
-    for number in SIGNALS:
+    for number in STOP:
         signal.signal(number, request)
     if fairseq_cli.train.Trainer is Trainer:
         fairseq_cli.train.Trainer = StoppableTrainer
@@ -81,7 +81,7 @@ def happened(folder: Path) -> bool:
 
 
 def finish(folder: Path) -> None:
-    """The training is complete: nothing goes on from an early stop."""
+    """Remove the checkpoints of early stops: the training is complete."""
     StoppableTrainer.requested = False
     for path in folder.glob(CHECKPOINTS):
         path.unlink(missing_ok=True)

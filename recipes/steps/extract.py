@@ -1,12 +1,12 @@
-"""Extract members of an archive into one text file, in the order they are named.
+"""Extract members of an archive into one text file, in the order in which they are named.
 
-`tags` and `segments` keep and strip what fairseq's prepare-iwslt14.sh and prepare-wmt14en2de.sh do:
+The kinds `tags` and `segments` treat lines as fairseq's prepare-iwslt14.sh and prepare-wmt14en2de.sh do:
 
-    tags      lines with <url>, <talkid> or <keywords> go; the tags <title> and <description> go, their text stays
-    segments  only lines with <seg id stay, without the tag and the white space at its ends
+    tags      drop lines with <url>, <talkid> or <keywords>; remove the tags <title> and <description>, keep their text
+    segments  keep only lines with <seg id; remove the tag, and white space next to it
 
-Entities (&amp;) stay: those scripts leave them, and so does sacreBLEU's own newstest2014; its tokeniser 13a reads them.
-Those scripts make U+2019 an apostrophe in segments. Here `straight` does: a reference stays as it is.
+Entities (&amp;) stay, as in those scripts and in sacreBLEU's newstest2014; sacreBLEU's tokeniser 13a decodes them. In
+segments, the scripts turn U+2019 into an apostrophe. Here only `straight` does, so that a reference stays as it is.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ log = logging.getLogger(__name__)
 BLOCK = 1 << 20
 DROPPED = ("<url>", "<talkid>", "<keywords>")
 TAGS = re.compile("</?(?:title|description)>")
-# White space as sed sees it in these files; no-break spaces belong to the text.
+# White space as sed defines it; no-break spaces belong to the text.
 OPENING = re.compile(r'<seg id="[0-9]*">[ \t\r\f\v]*')
 CLOSING = re.compile(r"[ \t\r\f\v]*</seg>[ \t\r\f\v]*")
 
 
 def stripped(line: str, kind: str) -> str | None:
-    """The text of a line of that kind, or None if it has none.
+    """The text of a line in a file of this kind; None if the line is dropped.
 
     Raises:
-        ValueError: a segment ends on another line.
+        ValueError: a segment does not end on its line.
     """
     if kind == "plain":
         return line
@@ -51,10 +51,10 @@ def stripped(line: str, kind: str) -> str | None:
 
 
 def unpacked(folder: Path, name: str) -> Path:
-    """The file of that name in a folder, compressed if it is there so.
+    """The path of a file in a folder, with .gz if the file is compressed.
 
     Raises:
-        ValueError: both are there.
+        ValueError: the file exists both ways.
     """
     packed, plain = folder / f"{name}.gz", folder / name
     if packed.is_file() and plain.is_file():
@@ -63,19 +63,19 @@ def unpacked(folder: Path, name: str) -> Path:
 
 
 def unzipped(name: str, file: IO[bytes]) -> IO[bytes]:
-    """The text of a file that is compressed if its name says so."""
+    """The content of a file, decompressed if its name ends in gz."""
     return gzip.GzipFile(fileobj=file, mode="rb") if name.endswith("gz") else file  # type: ignore[return-value]
 
 
 @contextmanager
 def member(archive: Path, name: str) -> Iterator[IO[bytes]]:
-    """The text of that name in a .tgz or .tar, in a folder, or in a .gz of it alone; compressed (NAME.gz) or not.
+    """Open a text for reading: a member NAME or NAME.gz of a .tgz or .tar, a file in a folder, or a single .gz.
 
-    No path from an archive is written to, and no link in it is followed. An archive is read to its end, as the checksum
-    of a gzip file is in its last eight bytes.
+    No path from an archive is written to, and no link in an archive is followed. Archives are read to their end, since
+    the checksum of a gzip file is in its last eight bytes.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the text is not there.
         DAMAGE: the archive is truncated or corrupt.
     """
     path = unpacked(archive, name) if archive.is_dir() else archive
@@ -99,10 +99,13 @@ def member(archive: Path, name: str) -> Iterator[IO[bytes]]:
 
 
 def lines(text: IO[bytes], name: str, replace: bool) -> Iterator[str]:
-    """The lines of a text, which end with LF or CRLF.
+    """The lines of a text, which end in LF or CRLF.
+
+    Args:
+        replace: replace bytes that are not UTF-8 by U+FFFD.
 
     Raises:
-        ValueError: one is not UTF-8, and such bytes are not to be replaced.
+        ValueError: a line is not UTF-8, and `replace` is off.
     """
     first = 1
     while block := text.readlines(BLOCK):
@@ -118,19 +121,19 @@ def extract(
     archive: Path, names: Sequence[str], out: Path, kind: str = "plain", straight: bool = False,
     invalid: str = "refuse", sums: Path | None = None, table: Path | None = None,
 ) -> None:  # fmt: skip
-    """Write a text out of members of an archive, whole or not at all.
+    """Write members of an archive to one text, completely or not at all.
 
     Args:
-        archive: what `member` reads.
-        names: paths in it, without .gz.
-        kind: what they are: plain, tags or segments.
+        archive: an archive, folder or .gz, as `member` reads it.
+        names: paths in the archive, without .gz.
+        kind: kind of the members: plain, tags or segments.
         straight: turn U+2019 into an apostrophe.
         invalid: refuse bytes that are not UTF-8, or replace them.
-        sums: SHA-256 of the text, by the first member's name, as sha256sum writes it.
-        table: check the archive against its row of this table, if it has one.
+        sums: file of SHA-256 sums, as sha256sum writes it. It names the text after the first member.
+        table: table of archives. The archive is checked against its row, if it has one.
 
     Raises:
-        ValueError: the archive or a text is faulty, or the text is not the one of that checksum.
+        ValueError: the archive or a text is faulty, or a checksum differs.
     """
     if table and archive.is_file() and (row := read_table(table).get(archive.name)):
         try:

@@ -1,6 +1,6 @@
-"""The NVIDIA GPUs that a run may use, as the driver tells; and whether torch trains on them.
+"""The NVIDIA GPUs that a run may use, by the driver; and whether torch can train on them.
 
-python -m recipes.steps.gpus 2 bf16     # says why it does not, if so, and ends with status 1
+python -m recipes.steps.gpus 2 bf16     # if torch cannot, say why and end with status 1
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ class Gpu:
     uuid: str
     name: str
     memory: float | None
-    """In bytes; None of a part of a card (MIG)."""
+    """In bytes; None for a part of a card (MIG)."""
 
 
 def visible() -> list[Gpu]:
-    """This machine's GPUs, as nvidia-smi tells; of those in CUDA_VISIBLE_DEVICES, in its order: numbers, or beginnings
-    of UUIDs, up to the first unknown. None without nvidia-smi."""
+    """This machine's GPUs, by nvidia-smi; no GPUs without nvidia-smi.
+
+    CUDA_VISIBLE_DEVICES selects and orders them, by numbers or beginnings of UUIDs. As in CUDA, the first unknown name
+    ends the list.
+    """
     query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
     try:
         rows = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
@@ -42,9 +45,9 @@ def visible() -> list[Gpu]:
 
 
 def fault(devices: int, precision: str) -> str:
-    """Why this environment's torch does not train on so many GPUs, in a line; empty if it does.
+    """The reason why this environment's torch cannot train on that many GPUs, in a line; empty if it can.
 
-    A process of its own tries it: torch keeps some memory of a GPU that it has used to the end of its process.
+    Another process tries it, because torch holds some memory of each GPU that it has used until its process ends.
     """
     command = [sys.executable, "-m", "recipes.steps.gpus", str(devices), precision]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -58,7 +61,7 @@ def main() -> None:
     try:
         for number in range(devices):
             torch.ones(1, device=f"cuda:{number}").add(1)
-    except (AssertionError, RuntimeError) as error:  # no CUDA in it, an old driver, an old card, too few cards
+    except (AssertionError, RuntimeError) as error:  # a build without CUDA, an old driver or card, too few cards
         reason = str(error).partition("\n")[0].rstrip(".")
         print(
             f"torch {torch.__version__} does not run on {devices} GPUs here ({reason}). Give GPUS=, or take another "

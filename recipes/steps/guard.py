@@ -1,4 +1,4 @@
-"""Locks of files and folders, and the half-written files of killed processes."""
+"""Locks of files and folders, and the removal of half-written files of killed processes."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 log = logging.getLogger(__name__)
 NOTICE_SECONDS = 1.0
-"""Seconds to wait for a lock before it is said who has it."""
+"""Seconds to wait for a lock before the log names its holder."""
 NFS_WAIT = 120
-"""Seconds until a network file system shows a file that another node has written."""
+"""Seconds to wait until a network file system shows a file of another node."""
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-"""Errors of a file system without flock: Lustre mounted without it, NFS without its lock daemon."""
+"""Errors of a file system without flock, such as Lustre mounted without it, or NFS without its lock daemon."""
 HALVES = re.compile(
     r".+\..*\.\d+\.part(\.\d+)?|(bin|generate\.txt|eval\.txt|omega\.json|model\.pt)\.part|checkpoint.*\.pt\.tmp"
 )
-"""Names of half-written files and folders of the recipes and of fairseq. No other is removed."""
+"""Names of half-written files and folders of the recipes and of fairseq. Nothing else is removed."""
 
 
 @contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[None]:
-    """Lock `path`: wait until no other process is in such a block, and say which one is.
+    """Hold the lock `path` inside the block. Wait until it is free, and log which process holds it.
 
-    The kernel releases the lock when its holder ends. On a file system without such locks, a marker file replaces it.
+    The kernel releases the lock when its holder ends. On a file system without kernel locks, a marker file is the lock.
     The file `path` stays, with the name of its last holder.
 
     Raises:
-        ValueError: another process is, and this one is not to wait.
+        ValueError: another process holds the lock, and `wait` is off.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock: BaseFileLock = FileLock(path, fallback_to_soft=False)
@@ -68,10 +68,10 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
 
 
 def await_files(paths: Iterable[Path]) -> None:
-    """Wait for files that another node has written, which a network file system may show later here.
+    """Wait for files that another node has written, which a network file system may show late.
 
     Raises:
-        ValueError: one did not come.
+        ValueError: a file did not appear within NFS_WAIT seconds.
     """
     end = time.monotonic() + NFS_WAIT
     for path in paths:
@@ -85,10 +85,10 @@ def await_files(paths: Iterable[Path]) -> None:
 
 
 def use_environment() -> None:
-    """Keep `make setup` from installing into this environment as long as this process runs (set_up.locked).
+    """Keep `make setup` from changing this environment as long as this process runs (set_up.locked).
 
     Raises:
-        ValueError: it is being installed into.
+        ValueError: `make setup` is changing the environment.
     """
     if not Path(sys.prefix, "ready").exists():
         return
@@ -105,7 +105,7 @@ def use_environment() -> None:
 
 @contextmanager
 def exclusive_folder(folder: Path, node: int = 0, wait: bool = False) -> Iterator[None]:
-    """Lock a folder, which other nodes of the same run may share, and remove half-written files there."""
+    """Lock a folder and remove half-written files in it. Each node of a run has its own lock; node 0 cleans up."""
     with locked(folder / f".guard{node or ''}", wait):
         if not node:
             clear(folder)
@@ -113,7 +113,7 @@ def exclusive_folder(folder: Path, node: int = 0, wait: bool = False) -> Iterato
 
 
 def clear(folder: Path) -> None:
-    """Remove half-written files in a folder in which no other process works."""
+    """Remove half-written files in a folder that no other process writes to."""
     for path in [path for path in folder.rglob("*.p*") if HALVES.fullmatch(path.name)]:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Texts that belong together line by line: tokenised, cleaned, joined and split; files written whole or not at all."""
+"""Parallel texts: tokenise, clean, join and split them. Files are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from recipes.steps.common import decoded, read_lines, writing
 logger = logging.getLogger(__name__)
 
 VERSION = 2
-"""Version of tokenising and cleaning. Raise it with a change that gives the same raw text other tokens."""
+"""Version of tokenising and cleaning. Raise it with a change that gives the same raw text other words."""
 LONGEST = 1024 - 1
-"""Units a line that a model reads: its positions (1,024 is fairseq's default), less the end of the sentence. fairseq
-ends over a longer line, for a test set only after all training."""
+"""Most BPE tokens in a line that a model can read: its positions (fairseq's default is 1,024) without the end of the
+sentence. fairseq fails at a longer line; in a test set, only after the training."""
 Sides = list[list[str]]
-"""Lines of either text."""
+"""Lines of each text."""
 
 
 def is_long(line: str) -> bool:
@@ -29,7 +29,7 @@ def is_long(line: str) -> bool:
 
 
 def skipped(prefix: Path, languages: Sequence[str]) -> set[int]:
-    """Numbers, from 0, of the pairs that fairseq skips, for one of the sides in units, PREFIX.de or PREFIX.en."""
+    """Numbers, from 0, of the pairs that fairseq skips since a side is too long. PREFIX.de and PREFIX.en are in BPE."""
     sides = (read_lines(f"{prefix}.{language}") for language in languages)
     return {number for lines in sides for number, line in enumerate(lines) if is_long(line)}
 
@@ -38,21 +38,21 @@ def convert(
     change: Callable[[Sides], Sides], paths: Sequence[Path], outputs: Sequence[Path], clean: Sequence[str] = (),
     too_long: str = "",
 ) -> None:  # fmt: skip
-    """Change the texts on all cores, and drop pairs.
+    """Convert parallel texts on all cores, and drop pairs.
 
     Args:
-        change: a block of either side's lines, into as many.
-        clean: the options of CLEAN=.
-        too_long: refuse or skip lines that are too long for the model, if they are to be looked for.
+        change: converts a block of lines of each side. The number of lines stays the same.
+        clean: the words of CLEAN=.
+        too_long: `refuse` or `skip` lines that are too long for the model; empty: do not look for them.
 
     Raises:
-        ValueError: a text is not UTF-8, they have not as many lines each, nothing is left of them, or a line is too
-            long for the model and not to be skipped.
+        ValueError: a text is not UTF-8, the texts differ in their number of lines, no pair is left, or a line is too
+            long for the model and `too_long` is refuse.
     """
     rule = cleaning.rule(clean)
 
     def work(block: streaming.Block) -> tuple[list[bytes], Counter[str], list[str]]:
-        """Either side as it is written; how many pairs were dropped, by reason; lines that are too long."""
+        """Each side as it is written; numbers of pairs by reason to drop them; lines that are too long."""
         first, sides = block
         pairs = list(zip(*change([decoded(lines, path, first) for lines, path in zip(sides, paths)])))
         reasons = [rule(*pair) for pair in pairs]
@@ -81,15 +81,16 @@ def convert(
                     f"{message}. Split it in the raw text, and its translation with it, or give TOO_LONG=skip, which "
                     "counts it as not translated."
                 )
-            logger.info("%s; skipped: no loss is computed of it, and its translation is empty.", message)
+            logger.info("%s; skipped: it has no loss and an empty translation.", message)
         cleaning.report(" ".join(map(str, paths)), counts)
 
 
 def tokenise(settings: Path, raw: Path, out: Path, clean: Sequence[str] = (), normalise: bool = True) -> None:
-    """Tokenise RAW.de and RAW.en as text.json says, line for line, but for pairs that cleaning drops.
+    """Tokenise RAW.de and RAW.en by the rules of text.json, line by line, and drop pairs by `clean`.
 
     Args:
-        normalise: whether punctuation is normalised, where text.json says so.
+        settings: path of text.json.
+        normalise: False: do not normalise punctuation, even if text.json does.
     """
     text = Text.read(settings)
     text = dataclasses.replace(text, normalise=text.normalise and normalise)
@@ -107,8 +108,12 @@ def tokenise(settings: Path, raw: Path, out: Path, clean: Sequence[str] = (), no
 
 
 def split(parts: Sequence[Path], languages: Sequence[str], out: Path, every: int = 1, keep: str | None = None) -> None:
-    """Join parallel texts into OUT.de and OUT.en; of all their pairs keep every Nth (`nth`), the others (`rest`), or
-    all."""
+    """Join parallel texts into OUT.de and OUT.en.
+
+    Args:
+        every: N, for `keep`.
+        keep: `nth`: keep every Nth pair; `rest`: keep the other pairs; None: keep all.
+    """
     for language in languages:
         lines = itertools.chain.from_iterable(Path(f"{part}.{language}").open("rb") for part in parts)
         with writing(f"{out}.{language}") as (file,):

@@ -1,6 +1,6 @@
-"""fairseq's output in short: a line per interval, for a terminal or a log.
+"""A short form of fairseq's output: a line per interval, for a terminal or a log.
 
-Warnings, errors and whatever is not fairseq's own log go through unchanged, so a traceback is never hidden.
+Warnings, errors, and lines that are not fairseq's own log pass unchanged, so a traceback is never hidden.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Iterable, Iterator
 
 from fairseq_admin.logs import Record, parse_line
 
-# The head of a log line: fairseq's own format, or Python's where a library set up logging first.
+# The head of a log line: in fairseq's format, or in Python's if a library set up logging first.
 LOG = re.compile(r"(\S+ \S+ \| (?P<level>[A-Z]+) \| (?P<logger>\S+) \| |(?P<early>INFO|DEBUG):[\w.]+:)")
-# The further lines of a long message, such as the model that fairseq prints.
+# The following lines of a long message, such as the model that fairseq prints.
 CONTINUED = re.compile(r"\s|\)")
-# fairseq-generate's lines for a sentence: its hypothesis, and the others.
+# fairseq-generate's lines for a sentence: the hypothesis, and all others.
 HYPOTHESIS = re.compile(r"H-\d+\t")
 DETAIL = re.compile(r"[STDPAEI]-\d+(_\d+)?\t")
 SENTENCES, SECONDS = 100, 10
-"""A line comes after so many translated sentences, or so long."""
+"""While translating, a line comes after this many sentences or seconds."""
 BEGIN = "begin training epoch"
 OUT_OF_MEMORY = "OOM: Ran out of memory"
-"""fairseq's message when a GPU has run out of memory. It skips the batch, and goes on."""
+"""fairseq's message when a GPU runs out of memory. fairseq then skips the batch."""
 
 
 def duration(seconds: float) -> str:
@@ -31,7 +31,7 @@ def duration(seconds: float) -> str:
 
 
 def position(record: Record, updates: int, epochs: int) -> str:
-    """How far the run is, always in the same width."""
+    """The run's epoch and update, in a constant width."""
     if epochs:
         return f"epoch {record.epochs:>6.2f}/{epochs}  update {record.updates:>6}"
     return f"update {record.updates:>6}/{updates}"
@@ -48,13 +48,13 @@ def progress(
 ) -> Iterator[str]:
     """The lines to show for fairseq's output.
 
-    A run lasts `updates` updates, or `epochs` epochs. The time left counts from the first interval seen, so it is right
-    for a resumed run too.
+    The time left is computed from the first interval seen, so it is right for a resumed run, too.
 
     Args:
-        smaller_batch: the batch, in tokens, to give where this one runs out of memory.
-        every: updates from one interval to the next, named before the first.
-        sentences: of the test set that is translated.
+        updates, epochs: length of the run; one of them is 0.
+        smaller_batch: tokens of the batch to recommend if a GPU runs out of memory.
+        every: updates from one interval to the next, for a line before the first interval.
+        sentences: number of sentences to translate.
     """
     first: tuple[float, float] | None = None
     hypotheses, begun, shown = 0, 0.0, (0, 0.0)

@@ -1,7 +1,7 @@
-"""Records of settings, options and files, and the differences of two records.
+"""Records of settings, options and files, and the differences between two records.
 
-A run's record is settings.json in its folder, and a grid's in its own. Others take its place while no model was trained
-with the old ones, and are refused once one was.
+The record of a run is settings.json in its folder. Changed settings replace a record as long as no model was trained
+with the old settings; after that, they are refused.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from recipes.steps.guard import locked
 from recipes.steps.table import digest
 
 Settings = dict[str, Any]
-"""Values by name; of a file, `describe`'s."""
+"""Values by name. The value of a file is its description (`describe`)."""
 NAMED = 3
-"""So many differences are named."""
+"""Number of differences that a message names."""
 MODEL = re.compile(r"trained-.*|result\.csv|checkpoint.*\.pt|average\.pt|model\.pt")
 """Names of files that only a training leaves: the mark of its end, a grid's result, a checkpoint, a model."""
 
 
 def options(words: Iterable[str]) -> Settings:
-    """A command line's options by name; the last of a name counts, as with the command."""
+    """The options of a command line, by name. As in the command, the last value of an option counts."""
     values: Settings = {}
     name = ""
     for word in words:
@@ -38,12 +38,13 @@ def options(words: Iterable[str]) -> Settings:
 
 
 def describe(path: Path, known: Settings | None = None) -> Settings:
-    """A file as it is now: `path`, `bytes`, the time it was `changed` in nanoseconds, `sha256`.
+    """Describe a file: its `path`, its size in `bytes`, the time it was `changed` (nanoseconds), and its `sha256`.
 
-    Its hash is taken from what is known of it, if it has not changed since.
+    Args:
+        known: an earlier description, which is returned if the file has not changed since.
     """
     path, status = path.absolute(), path.stat()
-    # Not the time of modification, which a program that copies a file may set.
+    # The time of modification would not do: programs that copy a file may set it.
     now = {"path": str(path), "bytes": status.st_size, "changed": status.st_ctime_ns}
     if known is not None and all(known[name] == value for name, value in now.items()):
         return known
@@ -57,7 +58,7 @@ def _shown(value: Any) -> str:
 
 
 def _identity(value: Any) -> Any:
-    """A value for comparing: a file is its content, wherever it is; 1e-3 is 0.001."""
+    """The form of a value to compare: the hash of a file's content, wherever it is; a number for 1e-3 and 0.001."""
     try:
         return value.get("sha256", value) if isinstance(value, dict) else float(value)
     except (TypeError, ValueError):
@@ -65,7 +66,7 @@ def _identity(value: Any) -> Any:
 
 
 def differences(before: Settings, now: Settings) -> list[str]:
-    """The differences, as "name before -> now"."""
+    """The differences, each as "name before -> now"."""
     both = {name: (before.get(name, "unset"), now.get(name, "unset")) for name in sorted(before.keys() | now.keys())}
     return [
         f"{name} {_shown(old)} -> {_shown(new)}"
@@ -75,20 +76,20 @@ def differences(before: Settings, now: Settings) -> list[str]:
 
 
 def read(path: Path) -> Settings:
-    """A record; an empty one if there is no such file.
+    """Read a record. It is empty if the file does not exist.
 
     Raises:
-        ValueError: the file is something else, as after a loss of power.
+        ValueError: the file is not JSON, for instance after a loss of power.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError as error:
-        what = "expected JSON. Remove this file alone, if all else in its folder is of the settings that are given now."
-        raise ValueError(f"{path}: cannot be read ({error}); {what}") from None
+        advice = "Remove only this file if everything else in its folder was made with the present settings."
+        raise ValueError(f"{path}: cannot be read ({error}); expected JSON. {advice}") from None
 
 
 def trained_run(models: Path) -> Path | None:
-    """The folder of the first run below a folder that has a model or a checkpoint, if there is one."""
+    """The first run below a folder that has a model or a checkpoint; None if no run has."""
     model = next((path for path in sorted(models.rglob("*")) if MODEL.fullmatch(path.name)), None)
     return model and (model.parents[1] if model.parent.name in ("checkpoints", "model") else model.parent)
 
@@ -97,11 +98,11 @@ def refuse(folder: Path, changed: list[str], models: Path) -> None:
     """Refuse to rebuild a folder with other settings if a model depends on it.
 
     Args:
-        changed: what differs, as `differences` has it.
-        models: where such models would be.
+        changed: the changed settings, from `differences`.
+        models: folder of the models that would depend on it.
 
     Raises:
-        ValueError: there is one, or another process is at work on one.
+        ValueError: there is such a model, or another process is training one.
     """
     if not changed:
         return
@@ -122,10 +123,10 @@ def refuse(folder: Path, changed: list[str], models: Path) -> None:
 
 
 def check_unchanged(path: Path, settings: Settings) -> None:
-    """Write the record of a folder, or check that it is the one written there.
+    """Write the record of a folder. If there is one, compare it with the settings first.
 
     Raises:
-        ValueError: they differ, and that folder has a model of the old ones.
+        ValueError: the settings differ, and the folder has a model trained with the recorded settings.
     """
     changed = differences(read(path), settings) if path.exists() else []
     refuse(path.parent, changed, path.parent)

@@ -1,4 +1,4 @@
-"""A run's log, and results.csv: a row per run, which the run's own folder has as score.json; the papers' numbers."""
+"""A run's log; results.csv with a row per run, also in the run's score.json; and the papers' numbers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from recipes.steps.guard import locked
 
 PAPERS = Path(__file__).parents[1] / "papers.csv"
 KEY = ("recipe", "method", "rule", "preset", "seed")
-"""The columns that tell runs apart; the rule is that of omega. Then come the measurements, and the curve of validation.
-A score that a recipe does not have is empty."""
+"""The columns that identify a run; `rule` is the rule of omega. The other columns are measurements. A score that a
+recipe does not have is empty."""
 COLUMNS = (
     *KEY,
     *("params", "epochs", "updates", "tokens"),
@@ -34,10 +35,10 @@ def read_log(path: str | Path, unfinished: bool = False) -> logs.Log:
     """Read a run's log.
 
     Args:
-        unfinished: also take a run that ended before its first training interval or validation.
+        unfinished: accept a run that ended before its first training interval or validation.
 
     Raises:
-        ValueError: the log is missing, or has no training interval, no validation or no parameter count.
+        ValueError: the log has no parameter count, no training interval or no validation.
     """
     log = logs.parse_log(read_lines(path))
     if not (log.params and (unfinished or (log.train and log.valid))):
@@ -50,28 +51,28 @@ def read_log(path: str | Path, unfinished: bool = False) -> logs.Log:
 
 
 def as_cell(losses: dict[int, float]) -> str:
-    """A curve as one cell of a table, as in `100:5.752 250:2.003`: bits by update."""
+    """A curve of bits by update as one cell of a table, such as `100:5.752 250:2.003`."""
     return " ".join(f"{update}:{bits:.4g}" for update, bits in sorted(losses.items()))
 
 
 def from_cell(text: str) -> dict[int, float]:
-    """The curve in such a cell.
+    """The curve in a cell of a table.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the cell is not a curve.
     """
     points = (point.split(":") for point in text.split())
     return {int(update): float(bits) for update, bits in points}
 
 
 def with_rule(row: dict[str, Any]) -> dict[str, Any]:
-    """A run's row. One of version 0.1 has no rule: it was `reference`, the default."""
+    """A row with a rule. Rows of version 0.1 have none: the rule was always `reference`."""
     scheme = SCHEMES.get(row["method"])
     return row if "rule" in row else {**row, "rule": "reference" if scheme and scheme.omega else ""}
 
 
 def read(table: Path) -> list[dict[str, str]]:
-    """The rows; none if there is no such file yet. A table of version 0.1 has no column of rules.
+    """The rows of results.csv; empty without the file. A table of version 0.1 has no column `rule`.
 
     Raises:
         ValueError: the table has other columns.
@@ -84,28 +85,34 @@ def read(table: Path) -> list[dict[str, str]]:
     return list(map(with_rule, lines))
 
 
+def write_runs(path: Path, rows: Iterable[dict[str, Any]], columns: Sequence[str] = ()) -> None:
+    """Write rows as a table with the given columns, by default those of the first row. A curve is one cell."""
+    cells = [{name: as_cell(it) if isinstance(it, dict) else it for name, it in row.items()} for row in rows]
+    with replacing(path) as part, part.open("w", encoding="utf-8", newline="") as out:
+        writer = csv.DictWriter(out, columns or list(cells[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(cells)
+
+
 def keep(table: Path, row: dict[str, object]) -> None:
-    """Put the row into the table, replacing an older one of the same run.
+    """Put a row into results.csv. It replaces an older row of the same run.
 
     Raises:
         ValueError: the table has other columns.
     """
     with locked(table.with_name(f".{table.name}.guard")):
-        rows = [old for old in read(table) if any(old[name] != str(row[name]) for name in KEY)]
-        with replacing(table) as part, part.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows([*rows, row])
+        others = [old for old in read(table) if any(old[name] != str(row[name]) for name in KEY)]
+        write_runs(table, [*others, row], COLUMNS)
 
 
 def papers() -> list[dict[str, str]]:
-    """The papers' numbers, {recipe, method, bleu, source} each. Only a run with the preset "paper" attempts them."""
+    """The papers' numbers, each {recipe, method, bleu, source}. Only runs with the preset `paper` compare with them."""
     with PAPERS.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
 def commit() -> str:
-    """The commit of the code that ran, with "-dirty" after changes; "unknown" outside a git repository."""
+    """The commit of this code, with "-dirty" if it was changed; "unknown" outside a git repository."""
     git = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     described = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True)
     return described.stdout.strip() or "unknown"
@@ -120,11 +127,11 @@ def hardware() -> str:
 
 
 def record(run: Path, table: Path, key: dict[str, str], measured: dict[str, object]) -> None:
-    """Keep a run's scores, with the numbers of RUN/train.log, as its row of the table and as RUN/score.json.
+    """Write a run's row, with the numbers of RUN/train.log, to the table and to RUN/score.json.
 
     Args:
         key: the columns KEY.
-        measured: other columns.
+        measured: further columns, such as scores.
     """
     log = read_log(run / "train.log")
     row = {**key, "params": log.params, "epochs": f"{log.epochs:.2f}", "updates": log.updates, **measured}

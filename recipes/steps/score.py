@@ -1,9 +1,8 @@
-"""Score a test set's translations, with up to three BLEU scores:
+"""Score the translations of a test set, with up to three BLEU scores:
 
-score      sacreBLEU of the detokenised translations against the raw reference; compare with this one today
-tokenised  BLEU of the tokens against the reference's tokens, as fairseq-generate prints it and the papers on Admin
-           report it
-compound   the same as fairseq's compound_split_bleu.sh has it, which other papers report for English to German
+score      sacreBLEU of the detokenised translations against the raw reference: the score to compare today
+tokenised  BLEU of words against the words of the reference, as fairseq-generate prints and the papers on Admin report
+compound   BLEU by fairseq's compound_split_bleu.sh, which other papers report for English to German
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ logger = logging.getLogger(__name__)
 
 HYPOTHESIS = re.compile(r"H-(\d+)\t[^\t]*\t(.*)")
 UNSPACED = {"zh": "zh", "cmn": "zh", "yue": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
-"""sacreBLEU's tokenisers of the languages whose words its usual one, 13a, does not find."""
+"""sacreBLEU's tokenisers for languages whose words its default tokeniser, 13a, does not find."""
 
 
 def bleu_of(text: Text) -> BLEU:
-    """sacreBLEU for the target language. A model of lower-case text cannot know the case.
+    """sacreBLEU for the target language. If the text is in lower case, the score ignores case.
 
     Raises:
-        ValueError: the target's tokeniser needs packages that are not installed.
+        ValueError: the tokeniser of the target language needs packages that are not installed.
     """
     language = re.split("[_-]", text.target.lower())[0]  # zh of zh_CN
     try:
         return BLEU(lowercase=text.lowercase, tokenize=UNSPACED.get(language, "13a"))
-    except RuntimeError:  # its advice has several lines
+    except RuntimeError:  # sacreBLEU's own message has several lines
         raise ValueError(
             f"{text.target}: sacreBLEU needs MeCab to find the words of this language, and it is not installed. Run "
             f"pip install 'sacrebleu[{language}]' in the virtual environment, then make again."
@@ -44,16 +43,16 @@ def bleu_of(text: Text) -> BLEU:
 
 
 def hypotheses(lines: list[str], count: int, skipped: Container[int] = ()) -> list[str]:
-    """The hypotheses of fairseq-generate's output in the order of the test set, still in BPE units.
+    """The hypotheses in fairseq-generate's output, in the order of the test set, still in BPE tokens.
 
-    fairseq translates the longest sentences first and leaves out those that are too long for the model. These are
-    empty: a translation that is not there counts as one.
+    fairseq translates the longest sentences first, and skips sentences that are too long for the model. The hypothesis
+    of a skipped sentence is empty.
 
     Args:
-        skipped: which those are, from 0.
+        skipped: numbers of the skipped sentences, from 0.
 
     Raises:
-        ValueError: one is missing, comes twice, or has a number outside the test set.
+        ValueError: a hypothesis is missing, comes twice, or has a number outside the test set.
     """
     translated: dict[int, str] = {}
     for match in filter(None, map(HYPOTHESIS.fullmatch, lines)):
@@ -72,10 +71,10 @@ def hypotheses(lines: list[str], count: int, skipped: Container[int] = ()) -> li
 
 
 def split_compounds(line: str) -> str:
-    """Tokens as fairseq's compound_split_bleu.sh counts them: rich-text -> rich ##AT##-##AT## text.
+    """Split words as fairseq's compound_split_bleu.sh does: rich-text -> rich ##AT##-##AT## text.
 
-    A hyphen that tokenising has split is split once more: rich @-@ text -> rich @ ##AT##-##AT## @ text, five tokens
-    that match or do not where there were three. Papers report that, and it raises BLEU; `tokenised` counts three.
+    A hyphen that the tokeniser has split is split once more: rich @-@ text -> rich @ ##AT##-##AT## @ text. That gives
+    five words to match instead of three, which raises BLEU. Papers report it so; `tokenised` counts three words.
     """
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
 
@@ -89,14 +88,14 @@ def scores(text: Text, tokens: list[str], raw: list[str], tokenised: list[str], 
     """The scores with their signatures.
 
     Args:
-        tokens: the translations, BPE undone.
+        tokens: the words of the translations, with BPE undone.
         raw: the reference as it was published.
-        tokenised: the reference's tokens.
-        compounds: whether the third is wanted.
+        tokenised: the words of the reference.
+        compounds: whether to compute the third score.
     """
     results = {}
     results["score"], results["signature"] = bleu(bleu_of(text), [text.detokenise(line) for line in tokens], raw)
-    # BLEU of tokens, as multi-bleu.perl and fairseq compute it.
+    # BLEU of words, as multi-bleu.perl and fairseq compute it.
     plain = BLEU(tokenize="none", smooth_method="none", force=True)
     results["tokenised"], results["tokenised_signature"] = bleu(plain, tokens, tokenised)
     if compounds:
@@ -106,10 +105,10 @@ def scores(text: Text, tokens: list[str], raw: list[str], tokenised: list[str], 
 
 
 def translations(run: Path, text: Text, raw: Path, words: Path, units: Path, compounds: bool) -> dict[str, str]:
-    """The scores of RUN/generate.txt; writes RUN/translations.txt.
+    """Score RUN/generate.txt, and write RUN/translations.txt.
 
     Args:
-        raw, words, units: prefixes of the test set, raw, in tokens and in BPE units: of RAW.de, RAW.en, ...
+        raw, words, units: prefixes of the test set as raw text, words and BPE tokens, such as RAW of RAW.de.
 
     Raises:
         ValueError: a translation is missing.

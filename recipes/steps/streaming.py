@@ -1,4 +1,4 @@
-"""Long texts, block by block on all cores: the lines stay in order, and memory does not grow with the text."""
+"""Long texts, processed block by block on all cores. Lines stay in order, and memory does not grow with the text."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from typing import Any
 from recipes.steps.bar import bar
 
 BYTES = 1 << 18
-"""About how much of the first side makes a block."""
+"""Approximate size of a block of the first text."""
 AHEAD = 4
-"""Blocks for each core that are read at a time."""
+"""Number of blocks per core that are read at a time."""
 Block = tuple[int, list[list[bytes]]]
-"""The number of the first line, from 1, and each side's lines as they are in the file."""
+"""The number of the block's first line, from 1, and the lines of each text as they are in the files."""
 
 
 def blocks(*paths: Path) -> Iterator[Block]:
-    """A text, or several that belong together line by line, block by block, with a bar.
+    """The blocks of a text or of parallel texts, with a bar.
 
     Raises:
-        ValueError: their numbers of lines differ.
+        ValueError: the texts differ in their number of lines.
     """
     with ExitStack() as opened:
         files = [opened.enter_context(path.open("rb")) for path in paths]
@@ -52,17 +52,17 @@ def blocks(*paths: Path) -> Iterator[Block]:
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def parallel(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-    """The function's results, in the order of the items, of which few are held at a time.
+    """The function's results, in the order of the items. Only a few items are in memory at a time.
 
-    The workers are forks: they share what was read before. They end with the recipe (`processes.supervise`).
+    Workers are forks, so they share the memory of this process. They end with the recipe (`processes.supervise`).
 
     Args:
-        function: computed in a worker process; what it raises is raised here.
+        function: called in worker processes. Its exceptions are raised here.
 
     Raises:
         ValueError: a worker was killed.
@@ -78,7 +78,7 @@ def parallel(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[A
 
 
 FUNCTION: list[Callable[[Any], Any]] = []
-"""In a worker, its function, which a fork need not find by name."""
+"""In a worker: its function. A fork inherits the function, so it need not be picklable."""
 
 
 def _work(item: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Close a run: RUN/summary.txt has its results, files and commands to run next; RUN/run.json is for the report.
+"""The summary of a run: RUN/summary.txt has results, files and the commands to run next; the report reads RUN/run.json.
 
-Runs of the other methods with the same preset and seed are set next to it once they have a score.json.
+The summary compares the run with runs of other methods that have the same preset and seed and a score.json.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Run:
 
 
 def finished_runs(folder: Path) -> list[Run]:
-    """The scored runs that differ from this one in method or rule only, in the order of the table of schemes."""
+    """The scored runs that differ from this run only in method or rule, in the order of the table of schemes."""
     scores = {
         path.parent: with_rule(json.loads(path.read_text(encoding="utf-8")))
         for path in folder.parent.glob("*/score.json")
@@ -55,12 +55,12 @@ def finished_runs(folder: Path) -> list[Run]:
 
 
 def titled(title: str, rule: str) -> str:
-    """A scheme's title with the rule of its omega, unless that is the paper's."""
+    """A scheme's title, with the rule of omega unless it is the paper's."""
     return title if rule in ("", "reference") else f"{title}, {rule}"
 
 
 def samples(raw: Path, pair: str, folders: list[Path]) -> list[list[str]]:
-    """Sentences from all over the test set: source, a translation of each run, reference."""
+    """A few sentences from the whole test set: source, the translation of each run, reference."""
     source, target = (Path(f"{raw}.{language}") for language in pair.split("-"))
     texts = [read_lines(path) for path in (source, *(folder / "translations.txt" for folder in folders), target)]
     count = min(SAMPLES, len(texts[-1]))
@@ -68,7 +68,7 @@ def samples(raw: Path, pair: str, folders: list[Path]) -> list[list[str]]:
 
 
 def about(run: Path, command: str, sentences: list[list[str]]) -> dict[str, Any]:
-    """The report's facts on a run that are in none of its files."""
+    """Facts about a run for the report that no other file of the run has."""
     score = with_rule(json.loads((run / "score.json").read_text(encoding="utf-8")))
     packages = {package.metadata["Name"]: package.version for package in metadata.distributions()}
     attempt = score["preset"] in ("", "paper") and score["rule"] in ("", "reference")
@@ -83,13 +83,13 @@ def about(run: Path, command: str, sentences: list[list[str]]) -> dict[str, Any]
 
 
 def table(rows: list[list[str]]) -> list[str]:
-    """The rows under the first, their columns aligned, the first to the left and the others to the right."""
+    """The rows as aligned text, the first row as header; the first column is left-aligned, the others right-aligned."""
     sides = ("left", *("right",) * (len(rows[0]) - 1))
     return tabulate(rows, "firstrow", tablefmt="plain", colalign=sides, disable_numparse=True).splitlines()
 
 
 def fitted(text: str, columns: int) -> str:
-    """A summary whose sentences end at the edge of the terminal; its scores, files and commands are whole."""
+    """A summary for a terminal: lines of sentences are cut at its width; signatures, files and commands are not."""
     sentences, mark, rest = text.partition("\nIn ")
     lines = [
         line if len(line) <= columns or line.startswith("signature:") else f"{line[: columns - 3]}..."
@@ -103,8 +103,8 @@ def write(run: Path, command: str, raw: Path | None = None, pair: str = "") -> N
 
     Args:
         command: the command that made the run.
-        raw: of a translation: prefix of the raw test set, of RAW.de and RAW.en.
-        pair: of a translation: source and target, as in de-en.
+        raw: of a translation: prefix of the raw test set, RAW.de and RAW.en.
+        pair: of a translation: source and target language, as in de-en.
     """
     sentences = samples(raw, pair, [run]) if raw else []
     write_lines(run / "run.json", [json.dumps(about(run, command, sentences), indent=2, ensure_ascii=False)])
@@ -126,7 +126,7 @@ def write(run: Path, command: str, raw: Path | None = None, pair: str = "") -> N
             text += [f"{name:>{indent}}  {line}" for name, line in zip(labels, lines)] + [""]
         example, program = read_lines(f"{raw}.{source}")[0], Path(sys.executable).with_name("fairseq-admin")
         following.append(f"echo {shlex.quote(example)} | {os.path.relpath(program)} translate {run}/model/model.pt")
-    made = ("translations.txt", "model", "model.pt", "average.pt", "checkpoints", "train.log")
-    text.append(f"In {run}: {' '.join(name for name in made if (run / name).exists())}")
+    files = ("translations.txt", "model", "model.pt", "average.pt", "checkpoints", "train.log")
+    text.append(f"In {run}: {' '.join(name for name in files if (run / name).exists())}")
     text += ["", "What to run next:", *(f"  {line}" for line in following)]
     write_lines(run / "summary.txt", text)

@@ -1,7 +1,7 @@
 """Tables of archives, such as recipes/archives.tsv, and the check of a file against its row.
 
-A row is a name, bytes or -, a checksum and addresses separated by spaces, with tabs between; # starts a comment. A
-checksum is 64 hex digits (SHA-256), md5:..., or - where none is published.
+A row has four columns, separated by tabs: name, size in bytes or -, checksum, and addresses separated by spaces. A
+checksum is 64 hex digits (SHA-256), md5:..., or - if none is published. # starts a comment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error, tarfile.TarError)
 
 
 class Archive(NamedTuple):
-    """One row. `size` and `checksum` ("algorithm:digits") are None where the table has none."""
+    """One row. `size` and `checksum` ("algorithm:digits") are None if the table has none."""
 
     name: str
     size: int | None
@@ -30,10 +30,10 @@ class Archive(NamedTuple):
 
 
 def read_table(path: Path) -> dict[str, Archive]:
-    """The rows by name.
+    """The rows of a table, by name.
 
     Raises:
-        ValueError: the file is missing, or a row has another format.
+        ValueError: a row has another format.
     """
     archives = {}
     for row in (row for row in read_lines(path) if row.strip() and not row.startswith("#")):
@@ -48,16 +48,16 @@ def read_table(path: Path) -> dict[str, Archive]:
 
 
 def digest(path: Path, algorithm: str) -> str:
-    """The file's digest in hex."""
+    """The digest of a file in hex."""
     with reading(f"{algorithm} of {path}", path) as file:
         return hashlib.file_digest(file, algorithm).hexdigest()  # type: ignore[arg-type]
 
 
 def check(where: str, path: Path, archive: Archive) -> None:
-    """Check that a file is the archive, by its size and checksum; without a checksum, that it can be read.
+    """Check a file by the archive's size and checksum; without a checksum, check that it is a readable archive.
 
     Raises:
-        ValueError: it is not; the message has no full stop.
+        ValueError: the check failed. The message has no full stop.
     """
     size = path.stat().st_size
     if archive.size not in (None, size):

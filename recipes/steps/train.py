@@ -2,17 +2,17 @@
 
     python -m recipes.steps.train data-bin --user-dir fairseq_admin --arch transformer_admin_18l --save-dir RUN ...
 
-It heeds neither --profile nor --use-plasma-view, and differs in five things:
+It ignores --profile and --use-plasma-view, and differs from fairseq-train in five ways:
 
-- It goes on from the newest checkpoint in --save-dir (checkpoints.py), and does nothing if that is of update
-  --max-update. The first process decides which one: on a network file system others may see an older listing.
+- It goes on from the newest checkpoint in --save-dir (checkpoints.py), and does nothing if that checkpoint has reached
+  --max-update. The first process chooses the checkpoint, since other nodes of a network file system may see an older
+  listing.
 - It stops early on SIGTERM or SIGUSR2 (early_stop.py), with a checkpoint and exit status 130.
-- An update that is due a checkpoint (--save-interval-updates) has one also where it ends an epoch. fairseq leaves it to
-  the epoch's checkpoint, which the recipes do without.
-- --bf16 trains on a GPU. fairseq-train takes it for the wish to train on a TPU, fails without one, and leaves bf16 to
-  fairseq-hydra-train, whose options have other names.
-- A process that loads batches (--num-workers) leaves alone the garbage that it was forked with. Of an earlier epoch's
-  processes, which it cannot wait for, torch would print tracebacks into the log.
+- It writes a checkpoint every --save-interval-updates updates, even if that update ends an epoch. fairseq-train writes
+  only the epoch's checkpoint then, which the recipes have switched off.
+- --bf16 trains on a GPU. fairseq-train takes it as a request for a TPU, and fails without one.
+- A process that loads batches (--num-workers) does not collect the garbage that it inherits. That garbage has processes
+  of earlier epochs, for which torch would print tracebacks into the log.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from __future__ import annotations
 import functools
 import gc
 import os
-import signal
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# At the top, also in a process that fairseq starts: it gives the log its form before anything is logged.
+# Imported first, also in the processes that fairseq starts, because it sets the format of the log.
 from fairseq_cli.train import main as fairseq_train  # isort: skip
 import torch
 from fairseq import checkpoint_utils, options
@@ -35,11 +34,12 @@ from fairseq.distributed.utils import call_main
 
 from recipes.steps import early_stop
 from recipes.steps.checkpoints import newest, reached
+from recipes.steps.common import INTERRUPTED
 from recipes.steps.guard import await_files
 
 
 class _WithinEpoch:
-    """An iterator over epochs that is never at the end of one; all else as it is."""
+    """Wraps fairseq's iterator over epochs so that it never reports the end of an epoch."""
 
     def __init__(self, batches: Any) -> None:
         self._batches = batches
@@ -52,7 +52,7 @@ class _WithinEpoch:
 
 
 def _numbering(save: Callable) -> Callable:
-    """fairseq's save_checkpoint, which also numbers an update that ends an epoch without a checkpoint of its own."""
+    """Wrap fairseq's save_checkpoint: if an epoch has no checkpoint, its last update may have a numbered one."""
 
     @functools.wraps(save)
     def numbered(cfg: Any, trainer: Any, batches: Any, loss: Any) -> Any:
@@ -63,10 +63,10 @@ def _numbering(save: Callable) -> Callable:
 
 
 def agreed_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint, as the first process sees it.
+    """The newest checkpoint that the first process sees.
 
     Raises:
-        ValueError: this node does not see it.
+        ValueError: this node does not see that checkpoint.
     """
     checkpoint = [newest(folder)]
     if torch.distributed.is_initialized():
@@ -76,7 +76,7 @@ def agreed_checkpoint(folder: Path) -> Path | None:
 
 
 def train(cfg: Any, **options: Any) -> None:
-    """fairseq's training; runs in every process that fairseq starts."""
+    """Train. fairseq calls this function in every process that it starts."""
     early_stop.install()
     checkpoint_utils.save_checkpoint = _numbering(checkpoint_utils.save_checkpoint)
     os.register_at_fork(after_in_child=gc.freeze)
@@ -98,7 +98,7 @@ def main() -> None:
     early_stop.install()
     call_main(convert_namespace_to_omegaconf(args), train)
     if early_stop.happened(Path(args.save_dir)):
-        raise SystemExit(128 + signal.SIGINT)
+        raise SystemExit(INTERRUPTED)
 
 
 if __name__ == "__main__":

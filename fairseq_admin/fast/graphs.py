@@ -1,0 +1,155 @@
+"""A training step's forward and backward as CUDA graphs (`--admin-fast graph`), a pair for each shape of batch.
+
+A small step leaves a GPU idle while the host starts some three thousand kernels. A CUDA graph starts them at once. The
+first batch of a shape is computed as usual, the second is recorded, and from then on the graphs are replayed. A graph
+reads its inputs, weights and the gradient of its loss from fixed places, and adds the gradients to fixed places.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from fairseq.models import BaseFairseqModel
+from fairseq.modules import LayerDropModuleList
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+logger = logging.getLogger(__name__)
+
+MOST = 256
+"""Maximum number of pairs. A batch of a further shape is computed as usual."""
+
+Losses = tuple[Tensor, Tensor]
+"""The loss with smoothing and without it, each summed over positions. Scalars."""
+
+
+def obstacles(model: Any) -> list[str]:
+    """Reasons why the steps of this model cannot be recorded."""
+    if not isinstance(model, BaseFairseqModel):
+        return ["several processes"]
+    reasons = {
+        "the CPU": not next(model.parameters()).is_cuda,
+        "--amp": torch.is_autocast_enabled("cuda"),
+        "layerdrop": any(isinstance(module, LayerDropModuleList) for module in model.modules()),
+        "--checkpoint-activations": model.cfg.checkpoint_activations,
+    }
+    return [reason for reason, holds in reasons.items() if holds]
+
+
+def watched(model: nn.Module) -> bool:
+    """Whether Python code looks into the forward, as the monitor does. A graph would not call it."""
+    return any(
+        module._forward_hooks or module._forward_pre_hooks or "residual_connection" in vars(module)
+        for module in model.modules()
+    )
+
+
+def record(function: Callable[[], Any], pool: Any) -> tuple[Any, Callable[[], None]]:
+    """Record the kernels that a function starts. None of them runs yet.
+
+    Returns:
+        The function's result, whose tensors each replay overwrites, and the replay.
+    """
+    graph = torch.cuda.CUDAGraph()
+    # Threads that load data may use the GPU meanwhile.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        result = function()
+    return result, graph.replay
+
+
+class _Pair:
+    """The recorded forward and backward of one shape of batch."""
+
+    def __init__(
+        self, losses_of: Callable[[dict[str, Tensor]], Losses], batch: dict[str, Tensor], steps: RecordedSteps
+    ) -> None:
+        self.batch = {name: tensor.clone() for name, tensor in batch.items()}
+        (loss, nll), self.replay_forward = record(lambda: losses_of(self.batch), steps.pool)
+        self.losses, self.scale = (loss.detach(), nll.detach()), torch.ones_like(loss)
+
+        def backward() -> None:
+            gradients = torch.autograd.grad(loss, list(steps.gradients), self.scale, allow_unused=True)
+            pairs = [(total, new) for total, new in zip(steps.gradients.values(), gradients) if new is not None]
+            torch._foreach_add_(*map(list, zip(*pairs)))
+
+        _, self.replay_backward = record(backward, steps.pool)
+
+
+class _Replay(torch.autograd.Function):
+    """Replays a pair. `anchor` only makes autograd call the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, pair: _Pair, steps: RecordedSteps) -> Losses:
+        ctx.pair, ctx.steps = pair, steps
+        pair.replay_forward()
+        loss, nll = (value.clone() for value in pair.losses)
+        ctx.mark_non_differentiable(nll)
+        return loss, nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor, _: Any) -> Any:
+        ctx.pair.scale.copy_(scale)
+        ctx.steps.attach_gradients()
+        ctx.pair.replay_backward()
+        return None, None, None
+
+
+class RecordedSteps:
+    """The pairs of one model.
+
+    Attributes:
+        model: the model.
+        recordable: whether its steps can be recorded. The log says why not.
+        gradients: by parameter, the tensor to which all backwards add.
+        pool: memory that all graphs share, because only one of them runs at a time.
+        anchor: see `_Replay`.
+    """
+
+    def __init__(self, model: Any, reasons: list[str]) -> None:
+        self.model, self.recordable = model, not reasons
+        self._pairs: dict[Any, _Pair | None] = {}
+        if reasons:
+            logger.info("Admin: --admin-fast graph: steps are not recorded, because of %s", ", ".join(reasons))
+            return
+        logger.info("Admin: --admin-fast graph: steps are recorded, for up to %d shapes of batch", MOST)
+        self.gradients = {p: torch.zeros_like(p) for p in model.parameters() if p.requires_grad}
+        self.pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
+        self.anchor = torch.zeros((), device=next(model.parameters()).device, requires_grad=True)
+
+    def losses(self, losses_of: Callable[[dict[str, Tensor]], Losses], batch: dict[str, Tensor]) -> Losses | None:
+        """The losses of a batch, by replay; None if the batch is to be computed as usual.
+
+        Args:
+            losses_of: computes the losses. A pair is recorded from it.
+            batch: its input.
+        """
+        if not self.recordable or watched(self.model) or not all(map(torch.is_tensor, batch.values())):
+            return None
+        shape = tuple((name, tensor.shape, tensor.dtype) for name, tensor in batch.items())
+        if shape not in self._pairs:
+            if len(self._pairs) < MOST:
+                self._pairs[shape] = None
+            return None
+        pair = self._pairs[shape]
+        if pair is None:
+            pair = self._pairs[shape] = _Pair(losses_of, batch, self)
+        for name, tensor in batch.items():
+            pair.batch[name].copy_(tensor)
+        return _Replay.apply(self.anchor, pair, self)
+
+    @torch.no_grad()
+    def attach_gradients(self) -> None:
+        """Let each parameter's `grad` be its fixed tensor, with the gradient that it had: zeros if it had none."""
+        empty = []
+        for p, total in self.gradients.items():
+            if p.grad is None:
+                empty.append(total)
+            elif p.grad is not total:
+                total.copy_(p.grad)
+            p.grad = total
+        if empty:
+            torch._foreach_zero_(empty)
