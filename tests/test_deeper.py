@@ -267,6 +267,7 @@ def test_missing_parts_are_named(task, data, tmp_path):
             model(some_words(), classification_head_name=HEAD)
         model.load_state_dict(pretrained(task))
     shutil.copytree(data, tmp_path / "bin", ignore=shutil.ignore_patterns("train*"))
-    model = build(deeper.task(tmp_path / "bin"), more_layers=1, more_scheme="dt-fixup")
+    empty = deeper.task(tmp_path / "bin")
+    model = build(empty, more_layers=1, more_scheme="dt-fixup")
     with pytest.raises(AdminError, match="which is missing"):
         model.load_state_dict(pretrained(task))

@@ -306,7 +306,6 @@ UNLIKE = [
     ("huggingface", "--encoder-embed-dim", {"arch": "transformer", "encoder_embed_dim": 32, "target": 50, **UNTIED}),
     ("huggingface", "--decoder-output-dim", {**STOCK, "decoder_output_dim": 32}),
     ("huggingface", "--adaptive-softmax-cutoff", {**STOCK, "adaptive_softmax_cutoff": "20,40"}),
-    ("huggingface", "activation_fn: Invalid value 'relu_squared'", {"activation_fn": "relu_squared"}),
     ("huggingface", "does not compute", {"arch": "transformer", "no_token_positional_embeddings": True}),
     ("ctranslate2", "decoder-attention-heads must have the same value", {"decoder_attention_heads": 2}),
     ("ctranslate2", "--activation-fn tanh is not supported", {"activation_fn": "tanh"}),
