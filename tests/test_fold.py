@@ -281,6 +281,15 @@ def test_a_first_omega_that_is_a_vector_is_folded_into_the_embedding(tmp_path, f
     assert apart(state, tmp_path) <= 1e-4
 
 
+def test_a_first_omega_over_adaptive_inputs_is_refused():
+    state = tiny()
+    state["model"]["encoder.layers.0.self_attn_layer_norm.omega_init"].copy_(FIRST["a vector"])
+    checkpoint = Checkpoint(state)
+    checkpoint.weights["encoder.embed_tokens.weight"] = torch.ones(12, 32)
+    with pytest.raises(AdminError, match="the first omega of the encoder is not one positive number"):
+        fold.fold_weights(checkpoint)
+
+
 def crossed():
     state = tiny()
     state["cfg"]["model"]["cross_self_attention"] = True

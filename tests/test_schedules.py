@@ -49,9 +49,16 @@ def test_inverse_sqrt_from_the_start():
     assert [computed[t] for t in (0, 4, 12, 32)] == pytest.approx([8e-4, 8e-4 / 2**0.5, 4e-4, 8e-4 / 3], rel=1e-12)
 
 
-def test_inverse_sqrt_from_the_start_refuses_a_rate_an_epoch():
-    settings = {"lr": [1e-3, 1e-4], "decay_period": 4, "lr_scheduler": "inverse_sqrt_nowarmup"}
-    with pytest.raises(AdminError, match="^--lr has 2 rates, one an epoch; "):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": [1e-3, 1e-4]}, "^--lr has 2 rates, one an epoch; "),
+        ({"decay_period": 0}, "^--decay-period is 0; expected"),
+    ],
+)
+def test_inverse_sqrt_from_the_start_refuses(options, message):
+    settings = {"lr": [8e-4], "decay_period": 4, "lr_scheduler": "inverse_sqrt_nowarmup", **options}
+    with pytest.raises(AdminError, match=message):
         build_lr_scheduler(Namespace(**settings), optimizer_of("sgd", [nn.Parameter(torch.zeros(1))], 8e-4))
 
 

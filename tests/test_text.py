@@ -151,9 +151,16 @@ def test_settings_can_be_written_and_read(tmp_path: Path) -> None:
     assert Text.read(tmp_path / "text.json") == Text("de", "en", escape=True)
 
 
-def test_a_malformed_file_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "text.json").write_text('{"source": "de", "target": "en", "truecase": true}')
-    with pytest.raises(AdminError, match="unexpected keyword argument 'truecase'") as refusal:
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ('{"source": "de", "target": "en", "truecase": true}', "unexpected keyword argument 'truecase'"),
+        ('{"source": "de", "target": "en", "escape": 1}', "'escape' is 1; expected true or false"),
+    ],
+)
+def test_a_malformed_file_is_one_line(written: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "text.json").write_text(written)
+    with pytest.raises(AdminError, match=message) as refusal:
         Text.read(tmp_path / "text.json")
     assert "\n" not in str(refusal.value)
 

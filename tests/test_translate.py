@@ -27,7 +27,7 @@ from fairseq_admin.errors import AdminError
 from fairseq_admin.text.assets import Assets
 from fairseq_admin.text.bpe import BPE, remove_bpe
 from fairseq_admin.text.tokens import Text
-from fairseq_admin.translation import streams
+from fairseq_admin.translation import pipeline, streams
 from fairseq_admin.translation.engines import Hypothesis, Search, Translator
 from fairseq_admin.translation.pipeline import Pipeline, split
 from recipes.steps import bpe
@@ -405,6 +405,13 @@ def test_pieces_are_joined_rank_by_rank(shouter: Pipeline, capfd: pytest.Capture
     assert found[1] == [(0.0, "A! B B B C D"), (-1.0, "A!! B B B C D!")]
     message = "fairseq-admin: line 8 has 7 units and the model takes 6: translated in 2 pieces.\n"
     assert capfd.readouterr().err == message
+
+
+def test_a_model_without_positions_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Is a model without positions refused? Otherwise its lines would be split forever."""
+    monkeypatch.setattr(pipeline, "_engine", lambda model: lambda *_: SimpleNamespace(longest=0))
+    with pytest.raises(AdminError, match="model.pt has 1 positions; 2 are needed"):
+        Pipeline.load(tmp_path / "model.pt", Assets(tmp_path / "model.pt"))
 
 
 @pytest.mark.parametrize(
