@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 import sys
 from argparse import Namespace
@@ -180,7 +181,7 @@ def test_transformers_compute_the_same(given, tmp_path, name, caplog):
         fsmt = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
     finally:
         transformers.utils.logging.disable_propagation()
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
     tokens, lengths, prev = reference.batch(words=46)
     right = torch.ones_like(tokens)
     for row, sentence in zip(right, tokens):
