@@ -115,7 +115,7 @@ CASES = [
 
 
 def every_fifth(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """A fixed dropout for both models: it drops channels 0, 5, 10, ... (in attention, these positions)."""
+    """A fixed dropout for both models: it drops channels 0, 5, 10, ..., and in attention positions 0, 5, 10, ..."""
     return x * torch.arange(x.size(-1)).remainder(5).ne(0) / (1 - p) if training and p else x
 
 

@@ -377,7 +377,7 @@ def _amp_on_cpu(arguments: list[str], log: Path) -> None:
 
 
 def test_amp_is_fp32_where_nothing_is_cast(corpus: Path, ten: Path, tmp_path: Path) -> None:
-    """If nothing is cast, does --amp give fp32's model bit for bit, with clipping, at any loss scale?"""
+    """If nothing is cast, does --amp with clipping give the same model as fp32, bit for bit, at any loss scale?"""
     given = [corpus, *TRAIN, *TO_10, "--amp", "--fp16-init-scale", 4096, "--save-dir", tmp_path]
     log = conftest.run_process(_amp_on_cpu, [str(a) for a in given], log=tmp_path / "log").output
     assert "loss_scale=4096" in log and "num_updates: 10 >= max_update: 10" in log, log[-3000:]
@@ -452,7 +452,7 @@ TIED = "share_all_embeddings: true"
     ],
 )
 def test_hydra(model: str, corpus: Path, ten: Path, tmp_path: Path) -> None:
-    """Does fairseq-hydra-train do the same as fairseq-train, given sizes, or a preset in hydra's model group?"""
+    """Does fairseq-hydra-train match fairseq-train, whether it gets sizes or a preset of hydra's model group?"""
     done = hydra_train(corpus, tmp_path / "hydra", model)
     assert done.status == 0 and done.output.count("profiled by rule reference") == 1, done.output[-4000:]
     assert same(last(tmp_path / "hydra")["model"], last(ten)["model"])

@@ -305,7 +305,7 @@ def test_training_forward_is_generation_forward(kind, scheme):
 
 @pytest.mark.parametrize(("kind", "scheme"), IN_EVERY_KIND)
 def test_activations_computed_again_change_nothing(kind, scheme):
-    """Recomputed activations change nothing, bit for bit: offloaded or not, with layerdrop and an embedding norm."""
+    """Recomputed activations, offloaded or not, give the same bits, also with layerdrop and an embedding norm."""
     options = {"admin_scheme": scheme, "encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5, "layernorm_embedding": True}
     how = "offload_activations" if kind is TRANSLATION else "checkpoint_activations"
     plain, recomputed = (trained(kind.build(**options, **{how: value}), kind.batch()) for value in (False, True))
