@@ -105,3 +105,23 @@ class WrittenOut(nn.Module):
 
     def forward(self, **batch: Any) -> Any:
         return self.model(**batch)
+
+
+X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+"""A batch of a `Stack`. Shape (B, T, C)."""
+
+
+class Stack(nn.Module):
+    """A norm, three layers of one class, and a projection."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.before, self.out = nn.LayerNorm(8), nn.Linear(8, 8)
+        self.layers = nn.ModuleList([layer() for _ in range(3)])
+
+    def forward(self, x: Any) -> Any:
+        x = self.before(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.out(x)

@@ -192,25 +192,6 @@ def test_seen():
     assert not any("copies" in line or "Two steps" in line for line in diagnose(Model(2), [1e-3]).seen)
 
 
-class Row(nn.Module):
-    """A stack of one sub-layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm, self.inner, self.out = nn.LayerNorm(8), nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x):
-        x = self.first(x)
-        return self.out(self.norm(x + self.inner(x)))
-
-
-def test_a_stack_of_one_sublayer_is_named():
-    data = [torch.randn(4, 8)]
-    squares = {"loss": lambda model, x: model(x).square().mean(), "optimizer": adam}
-    result = admin.diagnose(Row(), data, **squares, rates=[1e-3], steps=4000)
-    assert "Admin is off: norm is alone in its stack, so omega is 1." in result.seen
-
-
 def test_refused():
     with pytest.raises(ValueError, match="Post-LN"):
         diagnose(Model(norm_first=True))

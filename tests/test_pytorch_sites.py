@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from types import SimpleNamespace
 
 import pytest
 import torch
-from post_ln import build, perturbed
+from post_ln import Stack, X, perturbed
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -32,25 +33,6 @@ class Layer(nn.Module):
 
     def forward(self, x):
         return self.norm(x + self.fc2(self.read(x).tanh()))
-
-
-class Stack(nn.Module):
-    """A norm, three layers, and a projection."""
-
-    def __init__(self, layer):
-        super().__init__()
-        torch.manual_seed(1)
-        self.before, self.out = nn.LayerNorm(8), nn.Linear(8, 8)
-        self.layers = nn.ModuleList([layer() for _ in range(3)])
-
-    def forward(self, x):
-        x = self.before(x)
-        for layer in self.layers:
-            x = layer(x)
-        return self.out(x)
-
-
-X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
 
 def kind(read, **others):
@@ -105,17 +87,25 @@ class SqueezeBert(Layer):
 
 
 class ChannelsFirstStack(Stack):
-    """The norm before the layers has channels first as well."""
+    """The other modules have channels first as well."""
 
     def __init__(self, layer):
         super().__init__(layer)
-        self.before = ChannelsFirst(8)
+        self.before, self.out = ChannelsFirst(8), nn.Conv1d(8, 8, 1)
 
     def forward(self, x):
-        x = self.before(x.transpose(1, 2))
-        for layer in self.layers:
-            x = layer(x)
-        return self.out(x.transpose(1, 2))
+        return super().forward(x.transpose(1, 2))
+
+
+class Positions(Stack):
+    """A norm before the layers reads a sum with a positional convolution, as in wav2vec 2.0: it is no site."""
+
+    def __init__(self, layer):
+        super().__init__(layer)
+        self.conv, self.after = nn.Conv1d(8, 8, 3, padding=1), nn.LayerNorm(8)
+
+    def forward(self, x):
+        return super().forward(self.after(x + self.conv(x.transpose(1, 2)).transpose(1, 2)))
 
 
 class FromNumpy(Stack):
@@ -125,22 +115,40 @@ class FromNumpy(Stack):
         return super().forward(torch.from_numpy(x.numpy()))
 
 
+class LN(nn.Module):
+    """A custom norm. Its parameters have other names than torch's, and its weight is a function of one of them."""
+
+    def __init__(self, begin, weight):
+        super().__init__()
+        self.gamma, self.beta = nn.Parameter(torch.full((8,), begin)), nn.Parameter(torch.zeros(8))
+        self.inner, self.weight = nn.LayerNorm(8, elementwise_affine=False), weight
+
+    def forward(self, x):
+        return self.weight(self.gamma) * self.inner(x) + self.beta
+
+
+STACKS = {
+    "channels first": ChannelsFirstStack,
+    "a positional convolution": Positions,
+    "from numpy": FromNumpy,
+    "unseen": FromNumpy,
+}
 FOLDED = {
     "repeated": Repeated,
-    "of two": kind(lambda self, x: self.fc1(x) + self.odd(X)[0], odd=OddNorm),
     "channels first": SqueezeBert,
+    "a positional convolution": Layer,
     "from numpy": Layer,
-    "indices": kind(lambda self, x: self.fc1(x) + self.odd(torch.arange(8)), odd=OddNorm),
+    "a custom norm": kind(Layer.read, norm=lambda: LN(1.0, lambda weight: weight)),
+    "a weight that starts at 0": kind(Layer.read, norm=lambda: LN(0.0, lambda weight: 1 + weight)),
+    "odd norms": kind(lambda self, x: self.fc1(x) + self.odd(X)[0] + self.odd(torch.arange(8)), odd=OddNorm),
     "flat": Flat,
     "after the sum": type("Later", (Layer,), {"others": {"other": lambda: nn.Linear(8, 8)}, "forward":
         lambda self, x: (Layer.forward(self, x), self.other(x))[0]}),
     "a factor of 1": type("Scaled", (Layer,), {"forward": lambda self, x: self.norm(self.fc2(self.fc1(x)) + 1.0 * x)}),
-    "linear": kind(lambda self, x: self.fc1(x)),
     "twice": kind(lambda self, x: self.fc1(x) * self.fc1(x)),
     "dropout, cast": kind(lambda self, x: self.fc1(functional.dropout(x.type_as(self.fc1.bias), 0.1, False))),
-    "transposed": kind(lambda self, x: self.fc1(x.transpose(0, 1)).transpose(0, 1)),
     "a part": kind(lambda self, x: self.fc1(x[:, :1]).expand_as(x)),
-    "mask": kind(lambda self, x: self.fc1(x * torch.ones(2, 5, 1).double()).masked_fill(x.new_zeros(2, 5, 1) > 1, 0)),
+    "mask": kind(lambda self, x: self.fc1(x * torch.ones(2, 5, 1).double())),
     "filled": kind(lambda self, x: self.fc1(x.masked_fill(torch.arange(5).view(5, 1) > 3, 0.0))),
     "addmm": kind(lambda self, x: self.b.addmm(x.view(-1, 8), self.w).view(x.shape), b=parameter(8), w=parameter(8, 8)),
     "einsum": kind(lambda self, x: torch.einsum("btc,cd->btd", x, self.w), w=parameter(8, 8)),
@@ -150,7 +158,6 @@ FOLDED = {
         lambda self, x: self.fc1(self.conv(x.transpose(1, 2)).transpose(1, 2)),
         conv=lambda: nn.Conv1d(8, 8, 3, padding=1, groups=8, bias=False),
     ),
-    "attention": kind(lambda self, x: self.attention(x, x, x)[0], attention=lambda: nn.MultiheadAttention(8, 2)),
     "a factor of the branch": type("Half", (Layer,), {"forward":
         lambda self, x: self.norm(torch.add(x, self.fc2(self.fc1(x).tanh()), alpha=0.5))}),
     "an identity": type("Skip", (Layer,), {"others": {"skip": nn.Identity}, "forward":
@@ -162,8 +169,10 @@ FOLDED = {
 
 @pytest.mark.parametrize("case", FOLDED)
 def test_what_reads_a_shortcut_is_folded(case):
-    kind_of_stack = {"channels first": ChannelsFirstStack, "from numpy": FromNumpy}.get(case, Stack)
-    model = kind_of_stack(FOLDED[case]).double()
+    model = STACKS.get(case, Stack)(FOLDED[case]).double()
+    for norm in [layer.norm for layer in model.layers]:
+        for parameter in norm.parameters():
+            parameter.data += torch.rand_like(parameter)
     stock = model(X)
     admin.attach(model, X, omega=1)
     assert list(admin.omegas(model)) == [f"layers.{i}.norm" for i in range(3)]
@@ -181,29 +190,26 @@ class InPlace(Layer):
 
 REFUSED = {
     "in place": (InPlace, r"layers\.0\.norm reads a sum that is written over its shortcut"),
-    "positions": (kind(lambda self, x: self.fc1(x + self.p), p=parameter(8)), r"by add in layers\.\d \(\w+\.py:\d+\)"),
+    "positions": (
+        kind(lambda self, x: self.fc1(x + self.p), p=lambda: nn.Parameter(torch.zeros(8))),
+        r"by add in layers\.\d \(\w+\.py:\d+\)",
+    ),
     "weight": (kind(lambda self, x: functional.linear(x, 2 * self.fc1.weight)), "also read by linear"),
     "before": (kind(lambda self, x: self.fc1(self.other(x)), other=lambda: nn.LayerNorm(8)), "also read by norm"),
     "itself": (kind(lambda self, x: self.fc1(x) * x), "also read by tanh"),
     "fft": (kind(lambda self, x: self.fc1(x) + torch.fft.fft(x).real), "also read by fft_fft"),
-    "zeros": (kind(lambda self, x: self.fc1(x + self.p), p=lambda: nn.Parameter(torch.zeros(8))), "also read by add"),
     "groups": (
         kind(lambda self, x: self.conv(x.transpose(1, 2)).transpose(1, 2), conv=lambda: nn.Conv1d(8, 8, 1, groups=2)),
         r"layers\.0\.norm has a shortcut that is also read by conv1d in layers\.0\.conv",
     ),
     "heads": (kind(lambda self, x: self.w(x.view(2, 5, 2, 4)).view(x.shape), w=lambda: nn.Linear(4, 4)), "by view"),
     "filled": (kind(lambda self, x: self.fc1(x.masked_fill(torch.arange(5).view(5, 1) > 3, 2.0))), "by masked_fill"),
-    "softmax": (kind(lambda self, x: self.fc1(x.softmax(-1))), "also read by softmax"),
     "shared": (kind(lambda self, x: self.fc1(x) + self.fc1(torch.ones_like(x))), "fc1.weight reads, with some"),
     "unseen": (
         kind(lambda self, x: torch.from_numpy(self.fc1(x).detach().numpy())),
         r"layers\.0\.norm reads what the trace cannot see",
     ),
     "norm": (kind(lambda self, x: self.fc1(self.norm(x))), r"layers\.0\.norm is called 2 times"),
-    "a factor": (
-        type("Factor", (Layer,), {"forward": lambda self, x: self.norm(torch.add(self.fc1(x), x, alpha=2.0))}),
-        "no site",
-    ),
     "an expert without a token": (
         kind(lambda self, x: self.fc1(x) + self.expert(x[x > 9].view(-1, 8)).sum(), expert=lambda: nn.Linear(8, 8)),
         "__getitem__",
@@ -214,7 +220,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_folded_is_refused_and_leaves_the_model_as_it_was(case):
     layer, message = REFUSED[case]
-    model = (FromNumpy if case == "unseen" else Stack)(layer).double()
+    model = STACKS.get(case, Stack)(layer).double()
     keys, stock = list(model.state_dict()), model(X)
     with pytest.raises(ValueError, match=message):
         admin.attach(model, X)
@@ -243,56 +249,47 @@ class NormBeforeTheSum(Layer):
         return x + self.path(self.norm(self.fc2(self.fc1(x))))
 
 
-GOES_ON = "layers.1.norm, layers.2.norm reads a sum that goes on, as in Pre-LN; "
+NORMS = "layers.0.norm, layers.1.norm, layers.2.norm"
+FACTOR = f"{NORMS} reads a sum with a factor at the shortcut, as DeepNorm's"
+WEIGHTLESS = "calls layer_norm without a weight of its own for each channel"
+NO_SHORTCUT = "out reads a sum whose shortcut no norm wrote"
+NO_SITE = {
+    "Pre-LN": (PreLN, f"layers.1.norm, layers.2.norm reads a sum that goes on, as in Pre-LN; {NO_SHORTCUT}"),
+    "a norm before the sum": (NormBeforeTheSum, NO_SHORTCUT),
+    "DeepNorm": (type("Factor", (Layer,), {"forward": lambda self, x: self.norm(1.5 * x + self.fc1(x))}), FACTOR),
+    "alpha": (
+        type("Alpha", (Layer,), {"forward": lambda self, x: self.norm(torch.add(self.fc1(x), x, alpha=2.0))}),
+        FACTOR,
+    ),
+    "a function": (
+        type("Own", (Layer,), {"forward": lambda self, x: functional.layer_norm(x + self.fc1(x), (8,), self.fc1.bias)}),
+        f"layers.0, layers.1, layers.2 {WEIGHTLESS}",
+    ),
+    "no factor can be written": (
+        kind(Layer.read, norm=lambda: LN(0.0, torch.exp)),
+        f"layers.0.norm.inner, .* {WEIGHTLESS}; out reads a sum of which no term depends on the other",
+    ),
+}
 
 
-@pytest.mark.parametrize("layer, reason", [(PreLN, GOES_ON), (NormBeforeTheSum, "")])
-def test_pre_ln_has_no_site(layer, reason):
+@pytest.mark.parametrize("case", NO_SITE)
+def test_a_model_without_a_site_is_refused_with_the_reason(case):
+    layer, reason = NO_SITE[case]
     model = Stack(layer).double()
     model.out = nn.LayerNorm(8).double()
-    with pytest.raises(
-        ValueError, match=rf"x \+ f\(x\)\. {reason}out reads a sum whose shortcut no norm wrote\. Admin is for Post-LN"
-    ):
+    with pytest.raises(ValueError, match=rf"no site, .* x \+ f\(x\)\. {reason}\. Admin is for Post-LN\.$"):
         admin.attach(model, X)
 
 
-class OwnNorm(nn.Module):
-    """Names its parameters differently from torch, and contains a norm without parameters."""
-
-    def __init__(self, begin, weight):
-        super().__init__()
-        self.gamma, self.beta = nn.Parameter(torch.full((8,), begin)), nn.Parameter(torch.zeros(8))
-        self.inner, self.weight = nn.LayerNorm(8, elementwise_affine=False), weight
-
-    def forward(self, x):
-        return self.weight(self.gamma) * self.inner(x) + self.beta
-
-
-def with_norms(*given):
-    model = Stack(Layer)
-    model.before = OwnNorm(*given)
-    for layer in model.layers:
-        layer.norm = OwnNorm(*given)
-    return model.double()
-
-
-@pytest.mark.parametrize("given", [(1.0, lambda weight: weight), (0.0, lambda weight: 1 + weight)])
-def test_a_norm_of_ones_own_is_written_through(given):
-    """A custom norm is a site. Its weight may start at 0, with 1 added, as in x-transformers."""
-    model = with_norms(*given)
-    admin.attach(model, X)
-    assert len(admin.profile(model, X)) == 3
-    for layer in model.layers:
-        layer.norm.gamma.data.uniform_(0.5, 2)
-        layer.norm.beta.data.uniform_(-1, 1)
-    before = perturbed(model)(X)
-    admin.fold(model)
-    assert (model(X) - before).abs().max() < 1e-12
-
-
-def test_a_norm_that_cannot_write_a_scale_has_no_site():
-    with pytest.raises(ValueError, match="no site, .*norm.inner calls layer_norm without a weight of its own"):
-        admin.attach(with_norms(0.0, torch.exp), X)
+def test_the_log_says_what_is_attached_and_what_is_off(caplog):
+    model = Stack(Layer).double()
+    model.layers[1].norm = model.layers[2].norm = nn.LayerNorm(8, elementwise_affine=False)
+    with caplog.at_level(logging.INFO, "fairseq_admin"):
+        admin.attach(model, X)
+    attached, off = [record.message for record in caplog.records]
+    assert "to 1 sites, omega='constant': stack of layers.0.norm 1 sub-layers, omega 1.000 to 1.000" in attached
+    alone = "layers.0.norm is alone in its stack, so omega is 1"
+    assert off == f"Admin is off: {alone}; layers.1.norm {WEIGHTLESS}"
 
 
 def test_a_model_in_half_precision_is_followed():
@@ -302,28 +299,6 @@ def test_a_model_in_half_precision_is_followed():
         model = nn.TransformerEncoder(nn.TransformerEncoderLayer(512, 4, 256, batch_first=True), 1).half()
         admin.attach(model, torch.randn(4, 64, 512).half())
         assert len(admin.omegas(model)) == 2
-
-
-class Positions(Stack):
-    """Sums before a norm that are not sites: of embeddings, and with a positional convolution."""
-
-    def __init__(self):
-        super().__init__(Layer)
-        self.positions, self.conv, self.after = nn.Embedding(5, 8), nn.Conv1d(8, 8, 3, padding=1), nn.LayerNorm(8)
-
-    def forward(self, x):
-        x = self.before(x + self.positions(torch.arange(5)).expand_as(x))
-        x = self.out(x)
-        x = self.after(x + self.conv(x.transpose(1, 2)).transpose(1, 2))
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-def test_sums_before_the_layers_are_no_sites():
-    model = Positions().double()
-    admin.attach(model, X)
-    assert list(admin.omegas(model)) == [f"layers.{i}.norm" for i in range(3)]
 
 
 class Pooled(Layer):
@@ -347,54 +322,40 @@ def test_a_shortcut_that_no_norm_wrote_whole_keeps_omega_1(place, still):
 
 
 def test_sites_of_the_users_own():
-    """If one site cannot be folded, `sites=` names the others."""
+    """`sites=` names, in any order, the sites that can be folded."""
     mixed = Stack(Layer).double()
     mixed.layers[1] = REFUSED["positions"][0]().double()
-    with pytest.raises(ValueError, match=r"layers\.1\.norm has a shortcut .* sites="):
-        admin.attach(mixed, X)
     with pytest.raises(ValueError, match=r"layers\.0 is not a norm"):
         admin.attach(mixed, X, sites=["layers.0"])
-    admin.attach(mixed, X, sites=["layers.0.norm", "layers.2.norm"])
+    admin.attach(mixed, X, sites=["layers.2.norm", "layers.0.norm"])
     assert list(admin.omegas(mixed)) == ["layers.0.norm", "layers.2.norm"]
-
-
-def test_sites_may_be_named_in_any_order():
-    named = [f"layers.{i}.norm" for i in (2, 0, 1)]
-    models = [admin.attach(Stack(Layer).double(), X, omega="log", sites=sites) for sites in (None, named)]
-    expected, found = map(admin.omegas, models)
-    assert list(found) == list(expected) and all(map(torch.equal, found.values(), expected.values()))
+    assert all(omega.eq(2**0.5).all() for omega in admin.omegas(mixed).values())
 
 
 def test_what_cannot_be_attached_profiled_or_folded():
-    model, batch = build("bert")
+    model = Stack(Layer).double()
     for call in (admin.profile, admin.fold, admin.omegas, admin.folded_state_dict):
-        with pytest.raises(ValueError, match="BertForMaskedLM is not attached"):
-            call(model, *([batch] if call is admin.profile else []))
+        with pytest.raises(ValueError, match="Stack is not attached"):
+            call(model, *([X] if call is admin.profile else []))
     with pytest.raises(ValueError, match="omega='logn'"):
-        admin.attach(model, batch, omega="logn")
-    layer = copy.deepcopy(model)
-    layer.bert.encoder.layer[1].compile()
-    for compiled, name in ((torch.compile(model), "OptimizedModule"), (layer, "BertLayer")):
+        admin.attach(model, X, omega="logn")
+    compiled = copy.deepcopy(model)
+    compiled.layers[1].compile()
+    for wrong, name in ((torch.compile(model), "OptimizedModule"), (compiled, "Layer")):
         with pytest.raises(ValueError, match=f"^{name} is compiled, wrapped or sharded; attach to the model before"):
-            admin.attach(compiled, batch)
-    admin.attach(model, batch, omega=1)
+            admin.attach(wrong, X)
+    admin.attach(model, X, omega=1)
     with pytest.raises(ValueError, match="attached already"):
-        admin.attach(model, batch)
+        admin.attach(model, X)
     with pytest.raises(ValueError, match="expected 'reference' or 'paper'"):
-        admin.profile(model, batch, rule="log")
-    broken = copy.deepcopy(model)
-    broken.bert.embeddings.word_embeddings.weight.data[9:].fill_(float("inf"))
+        admin.profile(model, X, rule="log")
     with pytest.raises(ValueError, match="a finite number was expected"):
-        admin.profile(broken, batch)
-    assert all(omega.eq(1).all() for omega in admin.omegas(broken).values())
-    zero = model.bert.encoder.layer[1].output.LayerNorm
-    zero.omega_delta.data[7] = -1
-    with pytest.raises(
-        ValueError,
-        match=r"omega of bert\.encoder\.layer\.1\.output\.LayerNorm is 0 .* by it\. Keep the model unfolded\.$",
-    ):
-        admin.fold(model, batch)
-    assert len(admin.omegas(model)) == 6
+        admin.profile(model, X * math.inf)
+    assert all(omega.eq(1).all() for omega in admin.omegas(model).values())
+    model.layers[1].norm.omega_delta.data[7] = -1
+    with pytest.raises(ValueError, match=r"omega of layers\.1\.norm is 0 .* by it\. Keep the model unfolded\.$"):
+        admin.fold(model, X)
+    assert len(admin.omegas(model)) == 3
 
 
 @pytest.mark.parametrize("key", ["weight", "bias", "omega_delta"])
@@ -410,12 +371,11 @@ def test_a_trained_model_is_neither_profiled_nor_given_another_omega(key):
     assert len(admin.omegas(admin.attach(model, X, omega=1))) == 3
 
 
-@pytest.mark.parametrize("missing, ran", [(-1, 2), (0, 2)])
-def test_profiling_wants_every_sublayer(missing, ran):
+def test_profiling_wants_every_sublayer():
     """If a model skips layers at random, profiling fails: it would give skipped layers the ω of others."""
     model = admin.attach(Stack(Layer).double(), X)
-    del model.layers[missing]
-    with pytest.raises(ValueError, match=rf"^{ran} sub-layers ran in training mode; 3 did when the model was attached"):
+    del model.layers[0]
+    with pytest.raises(ValueError, match="^2 sub-layers ran in training mode; 3 did when the model was attached"):
         admin.profile(model, X)
 
 
@@ -426,31 +386,31 @@ class Locked(nn.Module):
         return x * (torch.rand_like(x[:, :1]) > 0.5) * 2 if self.training else x
 
 
-def test_the_shortcut_is_not_what_a_dropout_of_ones_own_makes_of_it():
-    stock = Stack(kind(lambda self, x: self.fc1(self.locked(x)), locked=Locked)).double()
-    model = perturbed(admin.attach(copy.deepcopy(stock), X))
-    for layer, omega in zip(stock.layers, admin.omegas(model).values()):
-        layer.forward = lambda x, layer=layer, omega=omega: layer.norm(omega * x + layer.fc2(layer.read(x).tanh()))
-    outputs = []
-    for either in (model, stock):
-        torch.manual_seed(1)
-        outputs.append(either.train()(X))
-    torch.testing.assert_close(*outputs, rtol=0, atol=1e-12)
-
-
 class Skipped(Layer):
+    """Leaves its branch out in training, as layers do at random."""
+
     def forward(self, x):
         return self.norm(x if self.training else x + self.fc2(self.fc1(x)))
 
 
-def test_a_branch_that_is_left_out_at_random_is_0():
-    model = Stack(Skipped).double()
-    stock = copy.deepcopy(model)
-    perturbed(admin.attach(model, X))
-    for layer, omega in zip(stock.layers, admin.omegas(model).values()):
-        layer.forward = lambda x, layer=layer, omega=omega: layer.norm(omega * x)
-    torch.testing.assert_close(model(X), stock(X), rtol=0, atol=1e-12)
-    assert len(admin.profile(admin.attach(Stack(Skipped).double(), X), X)) == 3
+@pytest.mark.parametrize(
+    "layer, branch",
+    [
+        (kind(lambda self, x: self.fc1(self.locked(x)), locked=Locked), lambda self, x: self.fc2(self.read(x).tanh())),
+        (Skipped, lambda self, x: 0),
+    ],
+)
+def test_in_training_omega_scales_the_shortcut_alone(layer, branch):
+    stock = Stack(layer).double()
+    model = perturbed(admin.attach(copy.deepcopy(stock), X))
+    for part, omega in zip(stock.layers, admin.omegas(model).values()):
+        part.forward = lambda x, part=part, omega=omega: part.norm(omega * x + branch(part, x))
+    outputs = []
+    for either in (model, stock):
+        torch.manual_seed(1)
+        outputs.append(either(X))
+    torch.testing.assert_close(*outputs, rtol=0, atol=1e-12)
+    assert len(admin.profile(admin.attach(Stack(layer).double(), X), X)) == 3
 
 
 def test_norms_of_one_weight_are_refused():
@@ -483,9 +443,6 @@ class Extra(nn.Module):
     def get_extra_state(self):
         return {"count": 3}
 
-    def set_extra_state(self, state):
-        pass
-
 
 class Halves(Stack):
     """Computes in bfloat16 and returns float32, as under a Trainer with bf16=True."""
@@ -495,28 +452,21 @@ class Halves(Stack):
             return super().forward(x.float()).float()
 
 
-def outputs_through(change):
-    """A model whose outputs pass through a function."""
+def with_a_loss_and_masked_outputs():
+    """A model that returns a loss of 0 and outputs in which a mask has put huge numbers."""
+
+    def loss_and_outputs(model, args, output):
+        masked = output.masked_fill(X > 1, -math.inf)
+        return output.new_zeros(()), masked.masked_fill(X < -1, torch.finfo(X.dtype).min)
+
     model = Stack(Layer).double()
-    model.register_forward_hook(lambda model, args, output: change(output))
+    model.register_forward_hook(loss_and_outputs)
     return model
 
 
-COMPARED = {
-    "after a loss": (lambda: outputs_through(lambda output: (output.new_zeros(()), output)), 0.1),
-    "but for -inf": (lambda: outputs_through(lambda output: output.masked_fill(X > 1, -math.inf)), 0.1),
-    "but for the least": (
-        lambda: outputs_through(lambda output: output.masked_fill(X > 1, torch.finfo(torch.float64).min)),
-        0.1,
-    ),
-    "in the precision that computes": (lambda: Halves(Layer), 3.0),
-}
-
-
-@pytest.mark.parametrize("case", COMPARED)
-def test_a_fold_is_compared_and_refused_if_it_is_not_the_same(case):
+@pytest.mark.parametrize("make, shift", [(with_a_loss_and_masked_outputs, 0.1), (lambda: Halves(Layer), 3.0)])
+def test_a_fold_is_compared_and_refused_if_it_is_not_the_same(make, shift):
     """A fold that changes the function is refused, for example if the trace missed a reader of a shortcut."""
-    make, shift = COMPARED[case]
     model = perturbed(admin.attach(make(), X))
     admin.fold(copy.deepcopy(model), X)
     model.layers[1].register_forward_pre_hook(lambda layer, args: (args[0] + shift,))
@@ -535,13 +485,9 @@ def test_a_fold_that_cannot_be_compared_is_refused():
     admin.fold(model)
 
 
-class Recomputed(Layer):
-    def forward(self, x):
-        return self.norm(x + checkpoint(lambda x: self.fc2(self.fc1(x).tanh()), x, use_reentrant=False))
-
-
 def test_a_model_is_copied_after_branches_were_computed_again():
-    model = admin.attach(Stack(Recomputed).double(), X)
+    layer = kind(lambda self, x: checkpoint(self.fc1, x, use_reentrant=False))
+    model = admin.attach(Stack(layer).double(), X)
     model(X).sum().backward()
     copy.deepcopy(model)
 
