@@ -287,6 +287,12 @@ def _betas(value: Any) -> tuple[float, float]:
     return beta1, beta2
 
 
+def _not_negative(option: str, value: float) -> float:
+    if not 0 <= value < float("inf"):
+        raise AdminError(f"{option} is {value}; a number of at least 0 was expected.")
+    return value
+
+
 @register_optimizer("radam", dataclass=RAdamConfig)
 class FairseqRAdam(ByGroup):
     """fairseq's handle on `RAdam`.
@@ -299,12 +305,13 @@ class FairseqRAdam(ByGroup):
     def __init__(self, cfg: RAdamConfig, params) -> None:
         super().__init__(cfg)
         self._optimizer = RAdam(self.grouped(params), **self.optimizer_config)
+        self.has_experts = any(hasattr(p, "expert") for p in self.params)
 
     def clip_grad_norm(self, max_norm, aggregate_norm_fn=None) -> Tensor:
         """Clip as fairseq does, with one operation for all norms instead of one each."""
         params = chain.from_iterable(group["params"] for group in self.param_groups)
         grads = [gradient for p in params if (gradient := p.grad) is not None]
-        if not grads:
+        if not grads or self.has_experts:
             return super().clip_grad_norm(max_norm, aggregate_norm_fn)
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, dtype=torch.float32)))
         if aggregate_norm_fn is not None:
@@ -319,6 +326,6 @@ class FairseqRAdam(ByGroup):
         return {
             "lr": next(iter(self.cfg.lr)) if isinstance(self.cfg.lr, Iterable) else self.cfg.lr,
             "betas": _betas(self.cfg.adam_betas),
-            "eps": self.cfg.adam_eps,
-            "weight_decay": self.cfg.weight_decay,
+            "eps": _not_negative("--adam-eps", self.cfg.adam_eps),
+            "weight_decay": _not_negative("--weight-decay", self.cfg.weight_decay),
         }

@@ -45,7 +45,7 @@ def set_lr_group(parameters: Iterable[Tensor], name: str, factor: float) -> LrGr
 
 
 def refuse_other_groups(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-    """Refuse an optimizer state with other groups.
+    """Refuse an optimizer state whose parameter groups differ from this run's.
 
     Args:
         optimizer: torch's.

@@ -36,6 +36,10 @@ class InverseSqrtNoWarmup(FairseqLRScheduler):
                 f"--lr has {len(cfg.lr)} rates, one an epoch; --lr-scheduler inverse_sqrt_nowarmup expects one. Give "
                 "one, or --lr-scheduler fixed."
             )
+        if cfg.decay_period < 1:
+            raise AdminError(
+                f"--decay-period is {cfg.decay_period}; expected at least 1 update. The authors have 4000."
+            )
 
     def step_update(self, num_updates: int) -> float:
         period = self.cfg.decay_period

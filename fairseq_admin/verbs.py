@@ -74,7 +74,7 @@ def average(args: argparse.Namespace) -> str:
 
     paths = averaging.choose(args.inputs, args.last, args.by)
     text = _text(paths[0], args.data)
-    outputs.check_writable(args.output, paths)
+    outputs.check_writable(args.output, [*paths, *(text.files() if text else [])])
     averaged = averaging.average(paths)
     _note(averaged, text)
     averaged.write(args.output)
@@ -98,7 +98,7 @@ def fold(args: argparse.Namespace) -> str:
     from .checkpoints.checkpoint import Checkpoint
 
     text = _text(args.checkpoint, args.data)
-    outputs.check_writable(args.output, [args.checkpoint])
+    outputs.check_writable(args.output, [args.checkpoint, *(text.files() if text else [])])
     checkpoint = Checkpoint.read(args.checkpoint)
     folded = folding.fold_checkpoint(checkpoint, args.min_omega, _languages(checkpoint, text))
     _note(folded, text)
@@ -160,7 +160,7 @@ def translate(args: argparse.Namespace) -> str:
         raise AdminError(f"--nbest {args.nbest} is more than --beam {args.beam} finds; raise --beam.")
     assets = _assets(args, args.model)
     if args.output:
-        outputs.check_writable(args.output, filter(None, [args.model, args.text]))
+        outputs.check_writable(args.output, [*assets.files(), *([args.text] if args.text else [])])
     search = engines.Search(args.beam, args.lenpen, args.nbest)
     kind = "units" if args.units else "tokens" if args.tokenised else "raw"
     with streams.opened(args.text) as (source, name), streams.written(args.output) as write:

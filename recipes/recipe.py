@@ -41,7 +41,7 @@ class Raw(BaseModel, extra="forbid", frozen=True):
 
 
 class Split(BaseModel, extra="forbid", frozen=True):
-    """The training, validation or test set: the texts it joins, and the pairs it keeps of them."""
+    """The training, validation or test set: the texts that make it, and which of their pairs it keeps."""
 
     texts: list[str]
     keep: Literal["rest", "nth"] | None = None

@@ -83,7 +83,7 @@ def build_for_cards() -> str:
 
 @contextmanager
 def locked(venv: Path) -> Iterator[None]:
-    """Wait until no process runs in the environment (steps/guard.use_environment) or sets it up."""
+    """Wait until no process runs in the environment (steps/guard.use_environment), and no other process sets it up."""
     venv.mkdir(parents=True, exist_ok=True)
     with (venv / "lock").open("a") as lock:
         try:

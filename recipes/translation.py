@@ -30,7 +30,7 @@ class Translation(Pipeline):
         self.final, self.generated = self.folder / "model/model.pt", self.folder / "generate.txt"
         self.test = (text.raw / "test", self.settings.PAIR)
         self.task = ["--source-lang", text.source, "--target-lang", text.target]
-        # With fairseq's default multiple of 8, up to 7 last sentences would be in no batch.
+        # With fairseq's default multiple of 8, the last sentences (up to 7) would be in no batch.
         self.batch = ["--max-tokens", str(self.machine.max_tokens), "--required-batch-size-multiple", "1"]
         self.fitting = str(max(POSITIONS, self.machine.max_tokens))
         self.validated = ["--max-tokens-valid", self.fitting, "--skip-invalid-size-inputs-valid-test"]

@@ -138,16 +138,27 @@ def start(tmp_path: Path) -> Callable[..., multiprocessing.process.BaseProcess]:
         started.join()
 
 
-def run_module(module: str, *arguments: object, log: Path, timeout: float = 600) -> Run:
-    """Run a module as `python -m` does, and wait until it ends."""
-    running = process(_child, module, [str(a) for a in arguments], log)
+def run_process(target: Callable[..., None], *arguments: object, log: Path, timeout: float = 600) -> Run:
+    """Run target(*arguments, log) in a process of its own, and wait until it ends."""
+    running = process(target, *arguments, log)
     running.start()
     running.join(timeout)
     if running.is_alive():
         running.kill()
         running.join()
-        raise TimeoutError(f"{module} ran for more than {timeout} s:\n{log.read_text()[-4000:]}")
+        raise TimeoutError(f"{arguments} ran for more than {timeout} s:\n{log.read_text()[-4000:]}")
     return Run(running.exitcode or 0, log.read_text())
+
+
+def run_module(module: str, *arguments: object, log: Path, timeout: float = 600) -> Run:
+    """Run a module as `python -m` does, and wait until it ends."""
+    return run_process(_child, module, [str(a) for a in arguments], log=log, timeout=timeout)
+
+
+def names(folder: Path) -> set[str]:
+    """The names in a folder, without hidden files and locks. Empty if there is no folder."""
+    every = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    return {name for name in every if not name.startswith(".") and not name.endswith(".guard")}
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ KINDS = {
         "masked",
         masked.build,
         partial(masked.build, "roberta"),
-        lambda **options: {"encoder": masked.batch(**options)},
+        lambda **options: {"encoder": language.batch(**options)},
         {"post-ln": (), "pre-ln": ENCODER, "post-ln-pre-ln": ()},
     ),
 }

@@ -30,7 +30,6 @@ SIZES = {
     "add_bos_token": False,
     "tpu": False,
 }
-STILL = {"dropout": 0.0, "attention_dropout": 0.0}
 
 
 def options(arch: str, **given: Any) -> dict[str, Any]:

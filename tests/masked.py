@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
-from reference import PAD, dictionary
-from torch import Tensor, nn
+from reference import dictionary
+from torch import nn
 
 import fairseq_admin.plugin  # noqa: F401  (registers the models)
 
@@ -33,12 +33,3 @@ def build(arch: str = "masked_lm_admin", seed: int = 1, **given: Any) -> nn.Modu
     torch.manual_seed(seed)
     task = SimpleNamespace(source_dictionary=words, max_positions=lambda: 64)
     return ARCH_MODEL_REGISTRY[arch].build_model(args, task).train()
-
-
-def batch(sentences: int = 8, longest: int = 11, padded: bool = True, seed: int = 1) -> Tensor:
-    """Random words. Shape (B, T). With `padded`, sentence b is b % 4 words shorter."""
-    words = torch.randint(4, WORDS + 4, (sentences, longest), generator=torch.Generator().manual_seed(seed))
-    if padded:
-        for b in range(sentences):
-            words[b, longest - b % 4 :] = PAD
-    return words

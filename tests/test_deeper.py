@@ -13,7 +13,7 @@ import pytest
 import reference
 import torch
 from deeper import HEAD, build, pretrained
-from masked import batch
+from language import batch
 from test_schemes import MECHANISMS
 
 from fairseq_admin.errors import AdminError
@@ -22,7 +22,6 @@ from fairseq_admin.fast.stacks import FastEncoder
 from fairseq_admin.method import provenance
 from fairseq_admin.method.schemes import MODEL_SCHEMES, SCHEMES
 from fairseq_admin.radam import FairseqRAdam
-from fairseq_admin.rates import AdamByGroup
 
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "pooler_dropout": 0.0}
 SCALED = ("self_attn.v_proj.weight", "self_attn.out_proj.weight", "fc1.weight", "fc2.weight")
@@ -215,29 +214,16 @@ def test_new_layers_learn_on_a_frozen_encoder_whatever_is_kept(task):
     assert all(torch.equal(it, gradients[1][name]) for name, it in gradients[0].items())
 
 
-@pytest.mark.parametrize("handle", [FairseqRAdam, AdamByGroup])
-def test_the_encoder_learns_at_its_share(handle, task):
-    """Over ten updates with the same gradients, the encoder moves 0.008 times as far as at the full learning rate."""
+def test_the_encoder_learns_at_its_share(task):
+    """The encoder's learning rate is 0.008 times that of the new layers and the head."""
     config = {"adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8, "weight_decay": 0.0, "lr": [1e-3]}
-    moved = []
-    for factor in (1, 0.008):
-        model = build(task, more_layers=2, more_scheme="pre-ln", pretrained_lr_factor=factor)
-        optimizer = handle(SimpleNamespace(**config, fp16_adam_stats=False), list(model.parameters()))
-        optimizer.set_lr(1e-3)
-        assert optimizer.get_lr() == 1e-3
-        parameters = dict(model.named_parameters())
-        watched = [parameters[f"{name}.layers.0.fc1.bias"] for name in ("encoder.sentence_encoder", "more")]
-        start = [p.detach().clone() for p in watched]
-        generator = torch.Generator().manual_seed(1)
-        for _ in range(10):
-            for p in watched:
-                p.grad = torch.randn(p.shape, generator=generator)
-            optimizer.step()
-        moved.append([p.detach() - before for p, before in zip(watched, start)])
-        assert model.slower is None or model.slower.used
-    (encoder, more), (slow_encoder, same_more) = moved
-    assert torch.equal(more, same_more) and encoder.abs().min() > 1e-6
-    torch.testing.assert_close(slow_encoder, 0.008 * encoder, rtol=1e-2, atol=1e-8)  # a float32 bias of about 0.1
+    model = build(task, more_layers=2, more_scheme="pre-ln", pretrained_lr_factor=0.008)
+    optimizer = FairseqRAdam(SimpleNamespace(**config), list(model.parameters()))
+    optimizer.set_lr(1e-3)
+    rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    for name, p in model.named_parameters():
+        assert rates[p] == pytest.approx(8e-6 if name.startswith("encoder.") else 1e-3), name
+    assert optimizer.get_lr() == 1e-3 and model.slower.used
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------
@@ -281,6 +267,7 @@ def test_missing_parts_are_named(task, data, tmp_path):
             model(some_words(), classification_head_name=HEAD)
         model.load_state_dict(pretrained(task))
     shutil.copytree(data, tmp_path / "bin", ignore=shutil.ignore_patterns("train*"))
-    model = build(deeper.task(tmp_path / "bin"), more_layers=1, more_scheme="dt-fixup")
+    empty = deeper.task(tmp_path / "bin")
+    model = build(empty, more_layers=1, more_scheme="dt-fixup")
     with pytest.raises(AdminError, match="which is missing"):
         model.load_state_dict(pretrained(task))

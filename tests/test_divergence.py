@@ -124,28 +124,6 @@ def test_only_an_absurd_loss_is_divergence(losses: list[float], diverges: bool) 
     metrics.reset()
 
 
-def _spawning(arguments: list[str], log: Path) -> None:
-    """Run fairseq-train so that it spawns two processes itself, as with two GPUs."""
-    torch.cuda.device_count = lambda: 2
-    conftest._child("fairseq_cli.train", arguments, log)
-
-
-SPAWN = "--distributed-world-size 2 --distributed-backend gloo --ddp-backend legacy_ddp --disable-validation".split()
-
-
-@pytest.mark.slow
-def test_non_finite_loss_stops_where_fairseq_starts_the_processes(corpus: Path, tmp_path: Path) -> None:
-    """If the error is raised in a spawned process, does the command still end with the status and the advice?"""
-    given = [str(a) for a in (corpus, *TRAIN, *SPAWN, *ABSURD, "--max-update", 100, "--save-dir", tmp_path)]
-    process = conftest.process(_spawning, given, tmp_path / "log")
-    process.start()
-    process.join(600)
-    process.kill()
-    process.join()
-    last = (tmp_path / "log").read_text().splitlines()[-1]
-    assert (process.exitcode, last) == (DIVERGED, f"fairseq-admin: training diverged. {DIVERGED_ADVICE}")
-
-
 def _diverge(rank: int) -> None:
     try:
         raise RuntimeError("of fairseq's")
@@ -168,15 +146,10 @@ def _fp16_on_cpu(arguments: list[str], log: Path) -> None:
     conftest._child("fairseq_cli.train", arguments, log)
 
 
-def fp16(corpus: Path, folder: Path, *arguments: object, seconds: float = 600) -> Run:
-    """Train in float16 on the CPU. If the run does not end in time, its status is -9."""
+def fp16(corpus: Path, folder: Path, *arguments: object) -> Run:
+    """Train in float16 on the CPU."""
     given = [str(a) for a in (corpus, *TRAIN, *FP16, "--disable-validation", "--save-dir", folder, *arguments)]
-    process = conftest.process(_fp16_on_cpu, given, folder / "log")
-    process.start()
-    process.join(seconds)
-    process.kill()
-    process.join()
-    return Run(process.exitcode or 0, (folder / "log").read_text())
+    return conftest.run_process(_fp16_on_cpu, given, log=folder / "log")
 
 
 def check_stop(done: Run) -> None:

@@ -28,24 +28,6 @@ from recipes.figures.docs import TABLES, write_tables
 each_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 
 
-def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
-    heads = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.M)
-    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
-
-
-@each_page
-def test_links_lead_somewhere(page: Path) -> None:
-    """Does every relative link and image point to a file, and every anchor to a heading?"""
-    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
-        if target.startswith("https://"):
-            continue
-        path, _, anchor = target.partition("#")
-        file = page.parent / path if path else page
-        assert file.exists(), f"{page.name}: {target}"
-        assert not anchor or anchor in anchors(file), f"{page.name}: {target}"
-
-
 @each_page
 def test_command_lines_parse(page: Path) -> None:
     """Does the parser accept every fairseq-admin command in a code block?"""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import random
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from archives import write_tar
-from conftest import process
+from conftest import names, process
 from server import Fault, Server
 
 from recipes import recipe
@@ -22,11 +21,6 @@ from recipes.steps import download
 from recipes.translation import Translation
 
 NAME = "some.tgz"
-
-
-def names(folder: Path) -> set[str]:
-    """The files in a folder, without lock files."""
-    return {path.name for path in folder.iterdir() if not path.name.endswith(".guard")} if folder.exists() else set()
 
 
 class Site:
@@ -159,13 +153,6 @@ def test_two_at_once_download_once(site):
     for one in both:
         one.join(60)
     assert [one.exitcode for one in both] == [0, 0] and site.server.asked == ["a"]
-
-
-def test_too_little_room_is_refused_before_the_download(site):
-    site.row(10**18, "0" * 64)
-    message = site.refused()
-    assert re.search(r"found [\d.]+[kMGT]?B free, expected 1.00EB for archives and", message)
-    assert not names(site.out.parent)
 
 
 def test_room_for_all_archives_and_their_text_is_checked_before_the_first_download(site, monkeypatch):

@@ -81,15 +81,6 @@ def test_not_a_number_is_not_equal():
     assert equivalence.verify(Checkpoint(one), Checkpoint({**one, "model": model}))[0] == math.inf
 
 
-def test_separate_vocabularies():
-    sizes = {**reference.TINY, "share_all_embeddings": False}
-    state = state_of(reference.build("transformer_admin", **sizes), **sizes)
-    state["model"]["encoder.embed_tokens.weight"] = torch.randn(50, 64)
-    assert equivalence.verify(Checkpoint(state), Checkpoint(state))[0] == 0.0
-    for batch in equivalence.random_batches(Checkpoint(state)):
-        assert batch["src_tokens"].max() < 50 and batch["prev_output_tokens"].max() > 50
-
-
 def test_real_batches(corpus):
     """Real batches are the validation set's first sentences. A model with another dictionary is refused."""
     sizes = reference.TINY

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 
@@ -67,39 +66,6 @@ def test_a_longer_run_begins_as_a_shorter_one(two_layers, texts):
     assert short["1"] == long["1"] and float(long["2"]) < float(long["1"])
 
 
-def test_rows_are_resumed_rates_extended_and_the_best_run_longer(monkeypatch, tmp_path):
-    """The first method's best rate is near 8e-3, the second's near 1e-3. Every run is made once."""
-    monkeypatch.setattr(screen, "METHODS", dict(itertools.islice(screen.METHODS.items(), 2)))
-    best = dict(zip(screen.METHODS, (8e-3, 1e-3)))
-    made = []
-
-    def run(name, rate, seed, updates, train, valid):
-        made.append((name, rate, seed, updates))
-        if len(made) % 7 == 0:
-            raise KeyboardInterrupt
-        return {"method": name, "rate": rate, "seed": seed, "updates": updates, str(updates): abs(rate - best[name])}
-
-    monkeypatch.setattr(screen, "run", run)
-    path = tmp_path / "rows.csv"
-    for _ in range(100):
-        try:
-            screen.screen(path)
-            break
-        except KeyboardInterrupt:
-            continue
-    rows = [screen.key(row) for row in screen.load(path)]
-    rates = [1e-3, 2e-3, 3e-3, 5e-4, 6e-3, 12e-3]
-    short = {(name, rate, seed, 300) for name in best for rate in rates for seed in (1, 2, 3)}
-    assert len(rows) == len(set(rows)) and {row for row in rows if row[3] == 300} == short
-    assert {row for row in rows if row[3] == 1500} == {
-        (name, rate, seed, 1500) for name, rate in zip(best, (6e-3, 1e-3)) for seed in (1, 2, 3)
-    }
-
-
-def test_a_run_that_diverged_is_never_the_best():
-    assert screen.final({"updates": "300", "300": "nan"}) == screen.final({"updates": "300", "300": ""}) == math.inf
-
-
 def test_own_share_is_the_branchs_part_of_the_output():
     torch.manual_seed(1)
     x, f, norm = torch.randn(2, 3, 64), 0.5 * torch.randn(2, 3, 64), nn.LayerNorm(64)
@@ -125,22 +91,6 @@ def test_the_best_constant_answer_of_a_case_has_the_loss_of_its_plateau(monkeypa
         case = cases.CASES[name]
         (batch,) = cases.batches(case, 1, 1)
         assert case.loss(Constant(answer), batch).item() == pytest.approx(case.plateau, rel=0.03)
-
-
-def test_what_diagnose_says_is_run_with_other_seeds(monkeypatch, tmp_path):
-    monkeypatch.setattr(cases, "CASES", {"masked": cases.CASES["masked"]})
-    monkeypatch.setattr(cases, "LAYERS", 1)
-    trained = []
-    monkeypatch.setattr(cases, "train", lambda case, *run: trained.append(run) or 1.0)
-    trial = type("Trial", (), {"status": "learns", "rule": "log", "rate": 3e-4, "warm_up": 7, "loss": 2.0})
-    result = type("Result", (), {"trials": [trial], "advice": "log", "plateau": 3.0})
-    monkeypatch.setattr(cases.admin, "diagnose", lambda *args, **options: result)
-    cases.run_all(tmp_path / "rows.csv")
-    cases.run_all(tmp_path / "rows.csv")
-    assert len(trained) == len(cases.METHODS) * 3 + 3
-    advised = [run[:4] for run in trained if run[0] in cases.OTHER_SEEDS]
-    assert advised == [(seed, "log", 3e-4, 7) for seed in cases.OTHER_SEEDS]
-    assert "| masked (3.47) | **1.00, 1.00, 1.00** |" in cases.table(cases.load(tmp_path / "rows.csv"))
 
 
 def test_the_page_of_the_cases_has_the_table_of_its_rows():

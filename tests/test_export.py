@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 import sys
 from argparse import Namespace
@@ -180,7 +181,7 @@ def test_transformers_compute_the_same(given, tmp_path, name, caplog):
         fsmt = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
     finally:
         transformers.utils.logging.disable_propagation()
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
     tokens, lengths, prev = reference.batch(words=46)
     right = torch.ones_like(tokens)
     for row, sentence in zip(right, tokens):
@@ -196,9 +197,10 @@ def test_transformers_compute_the_same(given, tmp_path, name, caplog):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_stock_model_of_fairseq_0122_is_exported(given, tmp_path, engine):
-    """Does a checkpoint of fairseq 0.12.2 export, although it has untrained entries that today's models lack?"""
+    """Does a half-precision checkpoint of fairseq 0.12.2 export? It has untrained entries that today's models lack."""
     needs(engine)
     it = given(arch="transformer")
+    it.state["model"] = {key: tensor.half() for key, tensor in it.state["model"].items()}
     it.state["model"]["encoder.layers.1.in_proj_weight"] = torch.full((192, 64), float("nan"))
     Checkpoint(it.state).write(it.path)
     it.export(engine, tmp_path / "out")
@@ -237,19 +239,6 @@ def test_generation_begins_with_a_unit(given, tmp_path, favourite):
     assert found[:, 1].gt(2).all()
     if favourite == 1:
         assert found.ne(1).all()
-
-
-def test_fp16_and_folded_checkpoints(given, tmp_path):
-    """Do a folded checkpoint and a half-precision stock checkpoint export correctly?"""
-    needs("ctranslate2")
-    it = given()
-    folded = it.path.with_name("folded.pt")
-    assert cli.main(["fold", str(it.path), "-o", str(folded)]) == 0
-    summary, _ = folder.export(Checkpoint.read(folded), "ctranslate2", tmp_path / "folded")
-    assert "float32" in summary
-    stock = state_of(it.source, it.target, "transformer")
-    stock["model"] = {key: tensor.half() for key, tensor in stock["model"].items()}
-    folder.export(Checkpoint(stock, it.path), "ctranslate2", tmp_path / "half")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -318,14 +307,11 @@ UNLIKE = [
     ("huggingface", "--encoder-embed-dim", {"arch": "transformer", "encoder_embed_dim": 32, "target": 50, **UNTIED}),
     ("huggingface", "--decoder-output-dim", {**STOCK, "decoder_output_dim": 32}),
     ("huggingface", "--adaptive-softmax-cutoff", {**STOCK, "adaptive_softmax_cutoff": "20,40"}),
-    ("huggingface", "activation_fn: Invalid value 'relu_squared'", {"activation_fn": "relu_squared"}),
     ("huggingface", "does not compute", {"arch": "transformer", "no_token_positional_embeddings": True}),
     ("ctranslate2", "decoder-attention-heads must have the same value", {"decoder_attention_heads": 2}),
     ("ctranslate2", "--activation-fn tanh is not supported", {"activation_fn": "tanh"}),
     ("ctranslate2", "cannot take this model", {"arch": "transformer", "no_cross_attention": True}),
     ("ctranslate2", "no-token-pos", {"arch": "transformer", "no_token_positional_embeddings": True}),
-    ("ctranslate2", "cannot take this model", {**STOCK, "adaptive_softmax_cutoff": "20,40"}),
-    ("ctranslate2", "cannot take this model", {**STOCK, "decoder_output_dim": 32}),
 ]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import archives
 import pytest
 from archives import write_tar
+from conftest import names
 
 from recipes.steps.common import read_lines
 from recipes.steps.extract import extract
@@ -35,10 +36,6 @@ def refused(out: Path, archive: Path, members: list[str], **options: object) -> 
         extract(archive, members, out, **options)
     assert not names(out.parent) and "\n" not in str(refusal.value)
     return str(refusal.value)
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()} if folder.exists() else set()
 
 
 def bash(script: str, **variables: object) -> str:

@@ -16,11 +16,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import fairseq.utils
+import kinds
 import language
-import masked
 import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY
+from kinds import STILL, Kind
 from reference import PAD, TINY, batch, build, dictionary
 from test_schemes import MECHANISMS
 from torch import Tensor, nn
@@ -36,7 +37,6 @@ from fairseq_admin.method.schemes import MODEL_SCHEMES
 from recipes.bench.counting import Operations
 from recipes.bench.speed import faked_device
 
-STILL = {"dropout": 0.0, "attention_dropout": 0.0}
 DROPPED = {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.1}
 
 
@@ -47,17 +47,13 @@ def translation(padded: bool = True, **options: Any) -> tuple[nn.Module, Callabl
     return build("transformer_admin_tiny", **options), lambda model: loss(model(src, lengths, prev)[0], target)
 
 
-def of_words(kind: Any, padded: bool = True, **options: Any) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+def of_words(kind: Kind, padded: bool = True, **options: Any) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
     """The same for a language model, masked or not."""
-    words = kind.batch(padded=padded)
+    (words,) = kind.batch(padded=padded).values()
     return kind.build(**options), lambda model: loss(model(words)[0], words)
 
 
-KINDS = {
-    "translation": translation,
-    "language model": partial(of_words, language),
-    "masked language model": partial(of_words, masked),
-}
+KINDS = {"translation": translation} | {name: partial(of_words, kinds.KINDS[name]) for name in ("language", "masked")}
 
 
 def loss(logits: Tensor, target: Tensor) -> Tensor:
@@ -119,7 +115,7 @@ CASES = [
 
 
 def every_fifth(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """A fixed dropout for both models: it drops channels 0, 5, 10, ... (in attention, these positions)."""
+    """A fixed dropout for both models: it drops channels 0, 5, 10, ..., and in attention positions 0, 5, 10, ..."""
     return x * torch.arange(x.size(-1)).remainder(5).ne(0) / (1 - p) if training and p else x
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
-from conftest import ROOT
-
 from fairseq_admin.analysis import figure
 from recipes.figures import docs
 from recipes.figures.drawing import ALWAYS
@@ -28,23 +24,6 @@ def test_loss() -> None:
     ]
     lines = {line.get_color(): dict(zip(*line.get_data())) for line in axes.lines}
     assert lines == {ALWAYS[name]: curve for name, curve in curves.items()}
-
-
-def test_output_changes_are_in_one_figure() -> None:
-    """Does every scheme have its points and theorem 2's, in its colour, with the law that fits better?"""
-    kept = [json.loads((ROOT / f"docs/rows/output-change-{scheme}.json").read_text()) for scheme in ALWAYS]
-    noise, update = docs.draw_output_changes(kept).axes
-    for axes, series, laws in (
-        (noise, "random perturbation", ["a + b ln N, R² 0.993", "a + b N, R² 0.994", "a + b ln N, R² 0.987"]),
-        (update, "one update", ["a + b ln N, R² 0.995", "a + b ln N, R² 0.507", "a + b ln N, R² 0.998"]),
-    ):
-        lines = {line.get_label(): line for line in axes.lines if line.get_label()[0] != "_"}
-        assert list(lines) == [f"{it['model']['title']}: {law}" for it, law in zip(kept, laws)]
-        for it, line in zip(kept, lines.values()):
-            assert line.get_ydata().tolist() == it["series"][series]["change"]
-            assert line.get_color() == ALWAYS[it["model"]["scheme"]]
-    hollow = [line.get_ydata().tolist() for line in noise.lines if line.get_markerfacecolor() == "none"]
-    assert hollow == [it["series"]["random perturbation"]["theorem 2"]["predicted"] for it in kept]
 
 
 def test_a_schemes_colour_is_nothing_elses() -> None:

@@ -96,28 +96,6 @@ def test_fold_by_hand():
     assert all(torch.equal(state[key], before[key]) for key in state)
 
 
-def test_only_the_readers_of_the_shortcut_change():
-    """Coverage: the fold changes only the readers of the shortcut. Names and shapes are stock fairseq's."""
-    state = tiny()
-    folded = fold.fold_weights(Checkpoint(state))
-    stock = reference.build("transformer", **reference.TINY).state_dict()
-    assert {key: tensor.shape for key, tensor in folded.items()} == {key: t.shape for key, t in stock.items()}
-    changed = {key for key, tensor in folded.items() if not torch.equal(tensor, state["model"][key].to(tensor.dtype))}
-    expected = set()
-    for n in (0, 1):
-        for stack, kinds in (("encoder", ("self_attn", "final")), ("decoder", ("self_attn", "encoder_attn", "final"))):
-            layer = f"{stack}.layers.{n}"
-            last = n == 1
-            norms = [kind for kind in kinds if not (last and kind == "final")]
-            expected |= {f"{layer}.{kind}_layer_norm.{name}" for kind in norms for name in ("weight", "bias")}
-            expected.add(f"{layer}.fc1.weight")
-            if n > 0:
-                expected |= {f"{layer}.self_attn.{name}_proj.weight" for name in "qkv"}
-            if stack == "decoder":
-                expected.add(f"{layer}.encoder_attn.q_proj.weight")
-    assert changed == expected
-
-
 # -- the same function -----------------------------------------------------------------------------------------------
 
 
@@ -301,6 +279,15 @@ def test_a_first_omega_that_is_a_vector_is_folded_into_the_embedding(tmp_path, f
     for stack in ("encoder", "decoder"):
         state["model"][f"{stack}.layers.0.self_attn_layer_norm.omega_init"].copy_(FIRST[first])
     assert apart(state, tmp_path) <= 1e-4
+
+
+def test_a_first_omega_over_adaptive_inputs_is_refused():
+    state = tiny()
+    state["model"]["encoder.layers.0.self_attn_layer_norm.omega_init"].copy_(FIRST["a vector"])
+    checkpoint = Checkpoint(state)
+    checkpoint.weights["encoder.embed_tokens.weight"] = torch.ones(12, 32)
+    with pytest.raises(AdminError, match="the first omega of the encoder is not one positive number"):
+        fold.fold_weights(checkpoint)
 
 
 def crossed():

@@ -95,15 +95,6 @@ def test_the_names_on_the_pages_go_on_working(target, word, setting):
     assert collect(target, [word], file.names, aliases=file.aliases)[setting] == word.partition("=")[2]
 
 
-def test_settings_are_read_without_torch_and_fairseq():
-    """Settings are read without torch and fairseq: both take seconds to import, and fairseq changes logging."""
-    code = (
-        "import sys; from recipes.recipe import read; read('compare', {}); print({'torch', 'fairseq'} & {*sys.modules})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
-
-
 PROTOCOL = {
     **{"--encoder-layers": "18", "--decoder-layers": "18", "--encoder-embed-dim": "128", "--decoder-embed-dim": "128"},
     **{"--encoder-ffn-embed-dim": "256", "--encoder-attention-heads": "4", "--dropout": "0.1", "--max-tokens": "1024"},

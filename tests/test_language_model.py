@@ -68,12 +68,12 @@ def test_another_depth(name, side):
 def test_classification_head():
     """The head that fine-tuning adds to RoBERTa trains on a loaded model, is saved, and loads again."""
     model, other = masked.build(), masked.build(seed=2)
-    model(masked.batch())
+    model(language.batch())
     for each in (model, other):
         each.register_classification_head("mood", num_classes=3)
     other.load_state_dict(model.state_dict())
     assert omegas(other) == omegas(model)
-    scores = [each.eval()(masked.batch(), classification_head_name="mood")[0] for each in (model, other)]
+    scores = [each.eval()(language.batch(), classification_head_name="mood")[0] for each in (model, other)]
     assert torch.equal(*scores) and scores[0].shape == (8, 3)
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import queue
 import subprocess
 import sys
 import threading
-import time
 
-import pytest
 from conftest import ROOT
 from fairseq.data.iterators import BackgroundConsumer, BufferedIterator
 
@@ -56,17 +53,3 @@ def test_one_that_is_not_there_yet_and_one_that_waits_for_room() -> None:
     loading.end()
     assert not full._consumer.is_alive()
     assert not any(isinstance(thread, BackgroundConsumer) for thread in threading.enumerate())
-
-
-def test_patience_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "PATIENCE", 0.2)
-    release = threading.Event()
-    stuck = BackgroundConsumer(queue.Queue(), iter(release.wait, None), None, None)
-    stuck.daemon = True
-    stuck.start()
-    began = time.monotonic()
-    loading.end()
-    assert stuck.is_alive() and time.monotonic() - began < 10
-    release.set()
-    stuck.join(10)
-    assert not stuck.is_alive()

@@ -46,21 +46,6 @@ def test_a_cpu_has_the_tokens_of_an_update_whatever_gpus_are_given():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "a_device", "workers", "expected"),
-    [
-        # With unknown memory, the papers' own batches: IWSLT'14; WMT'14 En-De on 4 GPUs; En-Fr on 8 and 16.
-        (4096, 4096, 1, (4096, 1)),
-        (32768, 8192, 4, (8192, 1)),
-        (1280000, 5000, 16, (5000, 16)),
-        # An update that is smaller than the longest sentence, as in the recipe.
-        (512, 512, 1, (512, 1)),
-    ],
-)
-def test_an_update_is_split_whole(tokens, a_device, workers, expected):
-    assert machines.split(tokens, workers, a_device) == expected and expected[0] * expected[1] * workers == tokens
-
-
-@pytest.mark.parametrize(
     ("word", "plan"),
     [
         ("MEMORY=17.2", (8192, 2, 4096)),

@@ -52,7 +52,7 @@ def test_translation(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["admin", "residual"])
 def test_language_models(scheme: str) -> None:
-    for build, words in ((language.build, language.batch()), (masked.build, masked.batch())):
+    for build, words in ((language.build, language.batch()), (masked.build, language.batch())):
         model = build(admin_scheme=scheme)
         model(words)
         assert_same(averaged(model), model, words)

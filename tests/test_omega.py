@@ -28,7 +28,7 @@ def test_rules_by_depth(rule, sublayers, omega):
 
 def test_reference_recurrence_by_hand():
     # ω_1 = 1. Input variance 1.5, branch 0.75: ω_2² = 1 · 1.5 + 0.75 = 2.25, ω_2 = 1.5.
-    # Then a norm's output, variance 1, branch 1.75: ω_3² = 2.25 · 1 + 1.75 = 4, ω_3 = 2.
+    # Next, the shortcut is a norm's output of variance 1 and the branch has 1.75: ω_3² = 2.25 · 1 + 1.75 = 4.
     omega_2 = next_omega(torch.tensor(1.0), torch.tensor(1.5), torch.tensor(0.75))
     omega_3 = next_omega(omega_2, torch.tensor(1.0), torch.tensor(1.75))
     assert omega_2.item() == 1.5 and omega_3.item() == 2.0

@@ -1,5 +1,4 @@
-"""Parity with the authors' own code: golden tables that golden/omega.py, golden/laws.py and
-golden/rival_code.py made with it."""
+"""Parity with the authors' own code: golden tables that it made. golden/omega.py says how."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 import reference
 import torch
-from golden import clinic, laws, omega, rivals
+from golden import laws, omega, rivals
 
 from fairseq_admin.method import initial_weights
 from fairseq_admin.method.norms import shortcut_norms
@@ -32,7 +31,7 @@ def case(request):
     """Their ω by the norm's name, and our model with the same weights, which a formula sets. Without dropout."""
     theirs = {row["norm"]: float(row["omega"]) for row in rows(omega.TABLE, case=request.param)}
     off = {"dropout": 0.0, "attention_dropout": 0.0}
-    model = reference.build("transformer_admin", words=clinic.WORDS, **off, **omega.sizes(request.param))
+    model = reference.build("transformer_admin", words=omega.WORDS, **off, **omega.sizes(request.param))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if not name.endswith(".omega_delta"):
@@ -71,7 +70,7 @@ def test_fresh_model_has_their_omega_in_law(case):
     rates = {"dropout": dropout, "attention_dropout": within, "activation_dropout": within}
     ours = []
     for seed in range(3):
-        model = reference.build("transformer_admin_iwslt_de_en", words=clinic.WORDS, seed=seed, **rates)
+        model = reference.build("transformer_admin_iwslt_de_en", words=omega.WORDS, seed=seed, **rates)
         ours.append(measure(model, dict(zip(SIDES, omega.batch())), "reference"))
     theirs = rows(omega.FRESH_TABLE, case=case)
     for mean, row in zip(torch.stack(ours).double().mean(0).tolist(), theirs):
@@ -85,7 +84,7 @@ def test_fresh_model_has_their_omega_in_law(case):
 def test_fresh_parameters_have_their_law(method):
     """Fresh parameters have their law, with --admin-ffn-init xavier, their law for feed-forward weights."""
     ours = {}
-    given = {"words": clinic.WORDS, "admin_scheme": method, "admin_ffn_init": "xavier", **laws.SIZES}
+    given = {"words": omega.WORDS, "admin_scheme": method, "admin_ffn_init": "xavier", **laws.SIZES}
     for seed in range(10):
         model = reference.build("transformer_admin", seed=seed, **given)
         for name, parameter in model.named_parameters():
@@ -113,7 +112,7 @@ def theirs(scheme: str, what: str):
 def fresh(scheme: str, seed: int) -> dict[str, torch.Tensor]:
     """The parameters of one of our models. DT-Fixup is for encoders only, so they are the encoder's."""
     method = "post-ln" if scheme == "dt-fixup" else scheme
-    model = reference.build("transformer_admin", words=clinic.WORDS, seed=seed, admin_scheme=method, **rivals.SIZES)
+    model = reference.build("transformer_admin", words=omega.WORDS, seed=seed, admin_scheme=method, **rivals.SIZES)
     if scheme == "dt-fixup":
         initial_weights.dt_fixup_weights({"encoder": model.encoder})
         initial_weights.dt_fixup_scale(model.encoder, rivals.LARGEST_NORM)
@@ -123,7 +122,7 @@ def fresh(scheme: str, seed: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("scheme", [*laws.FUNCTIONS, "residual", "t-fixup-code", "b2t-code"])
 def test_same_weights_and_batch_give_their_logits(scheme):
     off = {"dropout": 0.0, "attention_dropout": 0.0}
-    model = reference.build("transformer_admin", words=clinic.WORDS, admin_scheme=scheme, **off, **rivals.SIZES)
+    model = reference.build("transformer_admin", words=omega.WORDS, admin_scheme=scheme, **off, **rivals.SIZES)
     by_clinic = json.loads(laws.LOGITS.read_text())
     expected = torch.tensor(by_clinic[scheme] if scheme in by_clinic else theirs(scheme, "logits"))
     # Single precision, and another order of summation.
@@ -135,7 +134,7 @@ def test_same_weights_and_batch_give_their_logits(scheme):
 def test_same_weights_and_batch_give_their_gradients(scheme: str, fast: str) -> None:
     """Gradients match theirs in norm and projection, layer by layer, ω's too."""
     off = {"dropout": 0.0, "attention_dropout": 0.0, "admin_fast": fast}
-    model = reference.build("transformer_admin", words=clinic.WORDS, admin_scheme=scheme, **off, **rivals.SIZES)
+    model = reference.build("transformer_admin", words=omega.WORDS, admin_scheme=scheme, **off, **rivals.SIZES)
     rivals.logits(model)  # sets every parameter, and profiles
     for norm in shortcut_norms(model.encoder) + shortcut_norms(model.decoder) if scheme == "admin" else ():
         norm.set_omega(1.0)

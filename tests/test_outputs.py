@@ -84,6 +84,8 @@ INPUT = "would overwrite its input"
     [
         (f"{TRANSLATE} -o model.pt", INPUT),
         (f"{TRANSLATE} -o link", INPUT),
+        (f"{TRANSLATE} --data data -o data/bin/dict.en.txt", INPUT),
+        ("fold model.pt --data data/bin -o data/bin/valid.de-en.de.idx", INPUT),
         *((f"report run -o run/{name}", INPUT) for name in ("train.log", "average.pt", "fold.txt")),
         ("analyze omega model.pt -o ..", "the name of the files to write was expected"),
         ("fold model.pt -o data", "is a folder or a device; a file to write was expected"),

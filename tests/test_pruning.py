@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import language
-import masked
 import pytest
 import reference
 import torch
 from conftest import train
+from kinds import KINDS, logits
 from torch import Tensor, nn
 
 from fairseq_admin import cli
@@ -20,25 +18,7 @@ from fairseq_admin.method.norms import shortcut_norms
 from fairseq_admin.method.schemes import stacks_of
 from fairseq_admin.method.state_dict import omegas
 
-STILL = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
-DEEP = {**reference.TINY, "encoder_layers": 3, "decoder_layers": 3}
-
-
-def translation(**options: Any) -> nn.Module:
-    return reference.build("transformer_admin", **{**DEEP, **STILL, **options})
-
-
-MODELS = {
-    "transformer_admin": (translation, lambda model: model(*reference.batch())[0]),
-    "transformer_lm_admin": (
-        lambda **options: language.build(**language.STILL, **options),
-        lambda model: model(language.batch())[0],
-    ),
-    "masked_lm_admin": (
-        lambda **options: masked.build(**STILL, **options),
-        lambda model: model(masked.batch(), features_only=True)[0],
-    ),
-}
+TRANSLATION = KINDS["translation"]
 
 
 def without(model: nn.Module, side: str, keep: list[int]) -> nn.Module:
@@ -49,24 +29,25 @@ def without(model: nn.Module, side: str, keep: list[int]) -> nn.Module:
 
 
 CASES = [
-    ("transformer_admin", "encoder", "1"),
-    ("transformer_admin", "decoder", "2,1"),
-    ("transformer_lm_admin", "decoder", "1,2"),
-    ("masked_lm_admin", "encoder", "2"),
+    ("translation", "encoder", "1"),
+    ("translation", "decoder", "2,1"),
+    ("language", "decoder", "1,2"),
+    ("masked", "encoder", "2"),
 ]
 
 
-@pytest.mark.parametrize("arch, side, keep", CASES)
-def test_kept_layers_compute_the_same(arch: str, side: str, keep: str) -> None:
+@pytest.mark.parametrize("name, side, keep", CASES)
+def test_kept_layers_compute_the_same(name: str, side: str, keep: str) -> None:
     """A stack pruned of its first layer gives the same logits, bit for bit, as with that layer removed by hand."""
-    build, logits = MODELS[arch]
-    whole = reference.scattered(build(admin_init="log"))
+    kind = KINDS[name]
+    depth = {f"{side}_layers": 3, "admin_init": "log"}
+    whole = reference.scattered(kind.build(**depth))
     state = {key: tensor.clone() for key, tensor in whole.state_dict().items()}
-    pruned = build(admin_init="log", seed=2, **{f"{side}_layers_to_keep": keep})
+    pruned = kind.build(seed=2, **depth, **{f"{side}_layers_to_keep": keep})
     pruned.load_state_dict(state)
     kept = sorted(map(int, keep.split(",")))
     expected = without(whole, side, kept)
-    assert torch.equal(logits(pruned.eval()), logits(expected.eval()))
+    assert torch.equal(logits(pruned.eval(), kind.batch()), logits(expected.eval(), kind.batch()))
     first = shortcut_norms(stacks_of(pruned)[side])[0]
     assert first.omega_delta is None and first.omega.unique().numel() > 1
     assert torch.equal(first.omega, shortcut_norms(stacks_of(expected)[side])[0].omega)
@@ -75,25 +56,26 @@ def test_kept_layers_compute_the_same(arch: str, side: str, keep: str) -> None:
 
 def test_pruned_weights_load_again() -> None:
     """Pruned weights load with the options that pruned them, and with the remaining depth."""
-    state = translation().state_dict()
-    once = translation(seed=2, decoder_layers_to_keep="1")
+    state = TRANSLATION.build().state_dict()
+    once = TRANSLATION.build(seed=2, decoder_layers_to_keep="1")
     once.load_state_dict(dict(state))
     for options in ({"decoder_layers_to_keep": "1"}, {"decoder_layers": 1}):
-        again = translation(seed=3, **options)
+        again = TRANSLATION.build(seed=3, **options)
         again.load_state_dict(dict(once.state_dict()))
         assert all(torch.equal(tensor, again.state_dict()[key]) for key, tensor in once.state_dict().items())
 
 
 def test_stock_weights_are_pruned_too() -> None:
-    stock = reference.build("transformer", **DEEP, **STILL).eval()
-    pruned = translation(seed=2, encoder_layers_to_keep="1,2").eval()
+    stock, words = TRANSLATION.stock().eval(), TRANSLATION.batch()
+    pruned = TRANSLATION.build(seed=2, encoder_layers_to_keep="1,2").eval()
     pruned.load_state_dict(stock.state_dict())
-    assert torch.allclose(pruned(*reference.batch())[0], without(stock, "encoder", [1, 2])(*reference.batch())[0])
+    assert torch.allclose(logits(pruned, words), logits(without(stock, "encoder", [1, 2]), words))
 
 
 def test_layers_that_are_not_there() -> None:
     with pytest.raises(AdminError, match="^the checkpoint's decoder has 3 layers and the model's has 2. Use the check"):
-        translation(decoder_layers=6, decoder_layers_to_keep="1,4").load_state_dict(translation().state_dict())
+        model = TRANSLATION.build(decoder_layers=6, decoder_layers_to_keep="1,4")
+        model.load_state_dict(TRANSLATION.build(decoder_layers=3).state_dict())
 
 
 # From the command line -----------------------------------------------------------------------------------------------
@@ -131,13 +113,3 @@ def test_training_on(corpus: Path, trained: Path, tmp_path: Path, capsys: pytest
     assert files.read(tuned)["optimizer_history"][-1]["num_updates"] == 12
 
     assert cli.main(["fold", str(tuned), "-o", str(tmp_path / "folded.pt")]) == 0, capsys.readouterr().err
-
-
-def test_optimizer_state_of_the_whole_model(corpus: Path, trained: Path, tmp_path: Path) -> None:
-    """Is the whole model's optimizer state refused in one line, and dropped with --reset-optimizer?"""
-    given = [*PRUNED, "--restore-file", trained, "--disable-validation", "--max-update", 12]
-    done = train(corpus, tmp_path, *given, status=2)
-    last = done.output.splitlines()[-1]
-    assert last.startswith("fairseq-admin: the checkpoint's optimizer state is of "), done.output
-    assert "--reset-optimizer" in last and "Traceback" not in done.output
-    train(corpus, tmp_path, *given, "--reset-optimizer")

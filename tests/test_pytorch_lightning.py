@@ -52,5 +52,5 @@ def test_resumed_is_uninterrupted_and_the_folded_weights_are_stock(tmp_path, rul
     saved = torch.load(tmp_path / "part" / "step=2.ckpt")["folded"]
     stock = build("bert", torch.float32)[0].eval()
     stock.load_state_dict(saved)
-    # float32, and the fold rounds weights once more.
+    # The bound allows for float32, in which the fold rounds weights once more.
     assert torch.allclose(output(stock, whole.batch), output(resumed.bert.eval(), whole.batch), atol=1e-4)

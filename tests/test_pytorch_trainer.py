@@ -57,6 +57,21 @@ def test_killed_and_resumed_is_uninterrupted(tmp_path):
     assert profiled[-1][0] > 1.1 and all(tensor.eq(tensor[0]).all() for tensor in profiled)
 
 
+def test_a_killed_save_leaves_no_folded_copy(tmp_path, monkeypatch):
+    run = trainer(tmp_path, max_steps=3)
+    save = run.model.save_pretrained
+
+    def killed(folder, **options):
+        save(folder, **options)
+        if "folded" in str(folder):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(run.model, "save_pretrained", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    assert not (tmp_path / "checkpoint-3" / "folded").exists()
+
+
 def test_folded_copies_logs_and_decay(tmp_path, caplog):
     run = trainer(tmp_path)
     with caplog.at_level(logging.INFO, "fairseq_admin"):
@@ -68,7 +83,7 @@ def test_folded_copies_logs_and_decay(tmp_path, caplog):
         stock = AutoModelForMaskedLM.from_pretrained(tmp_path / "checkpoint-8" / "folded").eval()
     assert not caplog.records
     batch = {"input_ids": ids(), "attention_mask": PADDED}
-    # float32, and the fold rounds weights once more.
+    # The bound allows for float32, in which the fold rounds weights once more.
     assert torch.allclose(output(stock, batch), output(run.model.eval(), batch), atol=1e-4)
     assert {path.name for path in (tmp_path / "checkpoint-3" / "folded").iterdir()} >= {
         "model.safetensors",
@@ -115,7 +130,7 @@ def test_under_accelerate():
     assert all(omega.std() > 0 for omega in admin.omegas(prepared).values())
     before = output(model.eval(), batch)
     stock = admin.fold(accelerator.unwrap_model(prepared), batch)
-    # float32, and the fold rounds weights once more.
+    # The bound allows for float32, in which the fold rounds weights once more.
     assert torch.allclose(output(stock, batch), before, atol=1e-4)
 
 

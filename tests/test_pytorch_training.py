@@ -158,7 +158,7 @@ def test_two_processes_have_the_first_ones_omega():
 def steps_in_shards(rank):
     """Train a whole model and a sharded one on one batch, with ω profiled before or after sharding.
 
-    BERT passes x to a module inside the layer; torch's encoder passes it to the layer or computes it inside.
+    BERT passes x to a module inside the layer; torch's encoder passes x to the layer, or computes it there.
     """
     mesh = init_device_mesh("cpu", (2,))
     still = {"encoder": {"dropout": 0.0}, "bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import subprocess
 import sys
 
@@ -447,6 +448,8 @@ WRONG = {
         None,
     ),
     r"--adam-betas is .*; each beta must be at least 0 and below 1": ("(0.9, 1.0)", "(-0.1, 0.98)"),
+    r"--adam-eps is (-1.0|nan); a number of at least 0 was expected": (-1.0, math.nan),
+    r"--weight-decay is inf; a number of at least 0 was expected": (math.inf,),
 }
 
 

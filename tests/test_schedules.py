@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import re
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 import reference
 import torch
-from conftest import TRAIN, run_module
 from fairseq.optim import build_optimizer
 from fairseq.optim.lr_scheduler import build_lr_scheduler
 from torch import nn
@@ -53,26 +49,17 @@ def test_inverse_sqrt_from_the_start():
     assert [computed[t] for t in (0, 4, 12, 32)] == pytest.approx([8e-4, 8e-4 / 2**0.5, 4e-4, 8e-4 / 3], rel=1e-12)
 
 
-def test_inverse_sqrt_from_the_start_refuses_a_rate_an_epoch():
-    settings = {"lr": [1e-3, 1e-4], "decay_period": 4, "lr_scheduler": "inverse_sqrt_nowarmup"}
-    with pytest.raises(AdminError, match="^--lr has 2 rates, one an epoch; "):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": [1e-3, 1e-4]}, "^--lr has 2 rates, one an epoch; "),
+        ({"decay_period": 0}, "^--decay-period is 0; expected"),
+    ],
+)
+def test_inverse_sqrt_from_the_start_refuses(options, message):
+    settings = {"lr": [8e-4], "decay_period": 4, "lr_scheduler": "inverse_sqrt_nowarmup", **options}
+    with pytest.raises(AdminError, match=message):
         build_lr_scheduler(Namespace(**settings), optimizer_of("sgd", [nn.Parameter(torch.zeros(1))], 8e-4))
-
-
-def test_decay_in_a_run_over_several_epochs(corpus: Path, tmp_path: Path):
-    """The start of an epoch does not reset the learning rate."""
-    options = "--max-tokens 1200 --lr 8e-4 --lr-scheduler inverse_sqrt_nowarmup --decay-period 4".split()
-    options += f"--max-update 10 --disable-validation --no-save --save-dir {tmp_path}".split()
-    log = tmp_path / "log"
-    warm = TRAIN.index("--warmup-updates")  # drop it and its value: not every scheduler has this option
-    train = (*TRAIN[:warm], *TRAIN[warm + 2 :])
-    result = run_module("fairseq_cli.train", corpus, *train, *options, "--log-format", "json", log=log)
-    assert result.status == 0, result.output[-4000:]
-    lines = [json.loads(line) for line in re.findall(r"\| train_inner \| ({.*})", result.output)]
-    assert max(line["epoch"] for line in lines) > 1
-    # Each line shows the learning rate of the next update.
-    logged = {int(line["num_updates"]): float(line["lr"]) for line in lines}
-    assert logged == pytest.approx({k: 8e-4 * (4 / (4 + k)) ** 0.5 for k in range(1, 11)}, abs=1e-8)
 
 
 # Optimizers ----------------------------------------------------------------------------------------------------------

@@ -151,9 +151,16 @@ def test_settings_can_be_written_and_read(tmp_path: Path) -> None:
     assert Text.read(tmp_path / "text.json") == Text("de", "en", escape=True)
 
 
-def test_a_malformed_file_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "text.json").write_text('{"source": "de", "target": "en", "truecase": true}')
-    with pytest.raises(AdminError, match="unexpected keyword argument 'truecase'") as refusal:
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ('{"source": "de", "target": "en", "truecase": true}', "unexpected keyword argument 'truecase'"),
+        ('{"source": "de", "target": "en", "escape": 1}', "'escape' is 1; expected true or false"),
+    ],
+)
+def test_a_malformed_file_is_one_line(written: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "text.json").write_text(written)
+    with pytest.raises(AdminError, match=message) as refusal:
         Text.read(tmp_path / "text.json")
     assert "\n" not in str(refusal.value)
 
@@ -221,27 +228,3 @@ def test_languages_with_rules_that_are_not_here_are_refused() -> None:
     with pytest.raises(AdminError, match="'fi': Moses has rules for"):
         Text("fi", "en", perl=True).tokenise("USA:n", "fi")
     assert Text("fi", "en").tokenise("USA:n", "fi") == "USA : n"
-
-
-@pytest.mark.parametrize("language", ["de", "en", "fr", "ja"])
-@pytest.mark.parametrize("lowercase", [False, True])
-def test_the_way_of_wmt_gives_the_units_of_fsmt(language: str, lowercase: bool, codes: Path, tmp_path: Path) -> None:
-    fsmt = pytest.importorskip("transformers.models.fsmt.tokenization_fsmt", reason="transformers is not installed")
-    merges = [line.rpartition(" ")[0] for line in codes.read_text(encoding="utf-8").split("\n")[:-1]]
-    (tmp_path / "merges.txt").write_text("".join(f"{merge}\n" for merge in merges), encoding="utf-8")
-    (tmp_path / "vocab.json").write_text(json.dumps({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}))
-    vocab = str(tmp_path / "vocab.json")
-    tokeniser = fsmt.FSMTTokenizer(
-        langs=[language, "en"], do_lower_case=lowercase, src_vocab_file=vocab, tgt_vocab_file=vocab,
-        merges_file=str(tmp_path / "merges.txt"),
-    )  # fmt: skip
-
-    def reference(line: str) -> str:
-        units = tokeniser._tokenize(line)
-        return " ".join(unit[: -len("</w>")] if unit.endswith("</w>") else f"{unit}@@" for unit in units)
-
-    text = Text(language, "en", lowercase=lowercase, **WMT)
-    # FSMTTokenizer removes control spaces and joiners; we keep them.
-    lines = [line for line in [*HOSTILE, *LINES.values()] if not re.search("[\t\x0b\r\x85\u200d]", line)]
-    assert len(lines) == len(HOSTILE) + len(LINES) - 3
-    assert BPE(codes).apply([text.tokenise(line, language) for line in lines]) == [reference(line) for line in lines]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import archives
 import pytest
+from conftest import names
 
 from fairseq_admin.text.tokens import Text
 from recipes.steps import bpe, cleaning, common, pairs, streaming
@@ -38,10 +39,6 @@ def refused(step, *given: object) -> str:
         step(*given)
     assert "\n" not in str(refusal.value)
     return str(refusal.value)
-
-
-def names(folder: Path) -> set:
-    return {path.name for path in folder.iterdir()} if folder.exists() else set()
 
 
 def pair(prefix: Path, german: list, english: list) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 import conftest
 import pytest
 import torch
-from conftest import ROOT, TRAIN
+from conftest import ROOT, TRAIN, names
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader
 
@@ -57,10 +57,6 @@ ONE_UPDATE_AN_EPOCH = (
 ).split()
 
 
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
-
-
 def test_an_update_that_ends_an_epoch_has_its_checkpoint(run, corpus, tmp_path):
     given = [corpus, *TRAIN, *ONE_UPDATE_AN_EPOCH, "--keep-interval-updates", 2]
     # Why the step is needed: the day this fails, fairseq-train has learnt it.
@@ -102,10 +98,7 @@ def _second_epoch(log: Path) -> None:
 
 
 def test_processes_that_load_batches_are_quiet(tmp_path):
-    process = conftest.process(_second_epoch, tmp_path / "log")
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0 and (tmp_path / "log").read_text() == ""
+    assert conftest.run_process(_second_epoch, log=tmp_path / "log", timeout=60) == (0, "")
 
 
 def _spawning(arguments: list[str], log: Path) -> None:
@@ -146,20 +139,20 @@ def state(path: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
-def test_a_training_that_is_told_to_stop_goes_on_bit_for_bit(corpus, tmp_path, number):
+def test_a_training_that_is_told_to_stop_goes_on_bit_for_bit(corpus, tmp_path):
     """A training stopped in mid-epoch resumes bit for bit, for two more epochs, with an uninterrupted one's batches."""
     options = [*BY_UPDATES, *own_batches()]
     whole = started(corpus, tmp_path / "whole", *options)
     assert whole.wait(300) == 0, whole.stdout.read()
-    process = started(corpus, tmp_path / "parts", *options)
-    wait_for_update(process, 24)
-    process.send_signal(number)
-    rest = process.stdout.read()
-    assert process.wait(300) == 130, rest
-    (path,) = (tmp_path / "parts").glob("checkpoint_stopped_*")
-    assert newest(tmp_path / "parts") == path and 24 <= reached(path) < 40
-    assert "Traceback" not in rest and "valid on" not in rest, "it stops at once"
+    for number, update in ((signal.SIGTERM, 24), (signal.SIGUSR2, 44)):
+        process = started(corpus, tmp_path / "parts", *options)
+        wait_for_update(process, update)
+        process.send_signal(number)
+        rest = process.stdout.read()
+        assert process.wait(300) == 130, rest
+        (path,) = (tmp_path / "parts").glob("checkpoint_stopped_*")
+        assert newest(tmp_path / "parts") == path and update <= reached(path) < update + 16
+        assert "Traceback" not in rest and "valid on" not in rest, "it stops at once"
     again = started(corpus, tmp_path / "parts", *options)
     assert again.wait(300) == 0, again.stdout.read()
     assert names(tmp_path / "parts") == names(tmp_path / "whole")
@@ -173,13 +166,8 @@ def test_a_training_that_is_told_to_stop_goes_on_bit_for_bit(corpus, tmp_path, n
 def test_where_fairseq_starts_the_processes(corpus, tmp_path):
     spawn = "--distributed-world-size 2 --distributed-backend gloo --ddp-backend legacy_ddp --disable-validation"
     given = [corpus, *TRAIN, *ONE_UPDATE_AN_EPOCH, *spawn.split(), "--max-update", 2, "--save-dir", tmp_path / "run"]
-    process = conftest.process(_spawning, [str(it) for it in given], tmp_path / "log")
-    process.start()
-    process.join(600)
-    process.kill()
-    process.join()
-    log = (tmp_path / "log").read_text()
-    assert process.exitcode == 0 and names(tmp_path / "run") == {"checkpoint_2_2.pt"}, log
+    status, log = conftest.run_process(_spawning, [str(it) for it in given], log=tmp_path / "log")
+    assert status == 0 and names(tmp_path / "run") == {"checkpoint_2_2.pt"}, log
     assert len(re.findall(r" \| INFO \| train_inner \| ", log)) == 2, "in fairseq's form, which the recipes read"
 
 

@@ -6,7 +6,6 @@ import functools
 import gzip
 import importlib.util
 import io
-import itertools
 import json
 import math
 import random
@@ -28,9 +27,9 @@ from fairseq_admin.errors import AdminError
 from fairseq_admin.text.assets import Assets
 from fairseq_admin.text.bpe import BPE, remove_bpe
 from fairseq_admin.text.tokens import Text
-from fairseq_admin.translation import streams
+from fairseq_admin.translation import pipeline, streams
 from fairseq_admin.translation.engines import Hypothesis, Search, Translator
-from fairseq_admin.translation.pipeline import Pipeline, batches, split
+from fairseq_admin.translation.pipeline import Pipeline, split
 from recipes.steps import bpe
 
 TEXT = Text("de", "en", normalise=True, aggressive_dashes=True, escape=True)
@@ -291,24 +290,6 @@ def test_missing_files_are_named(
         assert "no CUDA device was found" in refused(folded, text, "--data", data, "--device", "cuda")
 
 
-@pytest.mark.parametrize("place", ["data", "data/bin"])
-def test_the_texts_folder_and_its_bin_are_one(
-    place: str, admin: Path, data: Path, tmp_path: Path, text: Path, capfd: pytest.CaptureFixture
-) -> None:
-    """Do the text's folder (text.json) and its `bin` (dictionaries and binarised data) count as one?"""
-    given: dict[str, list[object]] = {
-        "translate": ["translate", admin, text, "--device", "cpu"],
-        "fold": ["fold", admin],
-        "analyze": ["analyze", "dependency", admin, "--tokens", 64, "--json"],
-    }
-    if CTRANSLATE2:
-        given["export"] = ["export", admin, "--to", "ctranslate2"]
-    for verb, arguments in given.items():
-        assert command(*arguments, "--data", data.parent / place.replace("data", data.name), "-o", tmp_path / verb) == 0
-        assert "found no" not in capfd.readouterr().err
-    assert Checkpoint.read(tmp_path / "fold").text.keys() == {"encoder", "decoder", "codes", "text.json"}
-
-
 def swapped(path: Path) -> None:
     """Swap a dictionary's first two lines: it keeps its size, but is another dictionary."""
     first, second, *rest = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -426,6 +407,13 @@ def test_pieces_are_joined_rank_by_rank(shouter: Pipeline, capfd: pytest.Capture
     assert capfd.readouterr().err == message
 
 
+def test_a_model_without_positions_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Is a model without positions refused? Otherwise its lines would be split forever."""
+    monkeypatch.setattr(pipeline, "_engine", lambda model: lambda *_: SimpleNamespace(longest=0))
+    with pytest.raises(AdminError, match="model.pt has 1 positions; 2 are needed"):
+        Pipeline.load(tmp_path / "model.pt", Assets(tmp_path / "model.pt"))
+
+
 @pytest.mark.parametrize(
     ("units", "pieces"),
     [
@@ -441,16 +429,6 @@ def test_pieces_are_joined_rank_by_rank(shouter: Pipeline, capfd: pytest.Capture
 )
 def test_a_line_is_split_where_it_hurts_least(units: str, pieces: list[str]) -> None:
     assert [" ".join(piece) for piece in split(units.split(), 4)] == pieces
-
-
-def test_batches_hold_every_sentence_once_and_no_more_than_they_may() -> None:
-    generator = random.Random(1)
-    lengths = [generator.randint(1, 60) for _ in range(500)]
-    found = list(batches(lengths, 50))
-    assert sorted(itertools.chain(*found)) == list(range(500))
-    assert all(len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= 50 for batch in found)
-    assert len(found) < sum(lengths) / 40 + 10 * sum(length > 50 for length in lengths)
-    assert list(batches([], 50)) == []
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 2000])

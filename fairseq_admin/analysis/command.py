@@ -14,7 +14,7 @@ from .. import outputs, register
 from ..arguments import above_zero, model, number, output, positive
 from ..errors import AdminError
 from ..packages import need
-from ..text.assets import binarised
+from ..text.assets import binarised, files_in, folders
 from .registry import MEASURES, Settings, module_of
 
 if TYPE_CHECKING:
@@ -123,8 +123,9 @@ def run(args: argparse.Namespace) -> str:
     if stem.name in ("", ".."):
         raise AdminError(f"-o {args.output}/ is a folder; the name of the files to write was expected, without .json.")
     paths = [stem.with_name(stem.name + suffix) for suffix in (SUFFIXES[:1] if args.json else SUFFIXES)]
+    inputs = [*args.checkpoints, *(files_in(folders(args.data)) if args.data else [])]
     for path in paths:
-        outputs.check_writable(path, args.checkpoints)
+        outputs.check_writable(path, inputs)
     with contextlib.ExitStack() as taking:
         parts = [taking.enter_context(outputs.replacing(path)) for path in paths]  # before the work, not after it
         if not args.json:

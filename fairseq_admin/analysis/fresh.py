@@ -88,7 +88,7 @@ class Fresh(Subject):
             words = dict.fromkeys(("source_dictionary", "target_dictionary", "dictionary"), made_up_words(SYMBOLS))
             return SimpleNamespace(**words, max_positions=lambda: BATCH)
         name = TASKS[self.stacks]
-        # Defaults that a training takes from other parts of its options.
+        # Defaults that fairseq-train takes from other groups of options.
         known = {"train_subset": "train", "required_seq_len_multiple": 1, "seed": source.seed}
         options = {
             option.name: known.get(option.name)

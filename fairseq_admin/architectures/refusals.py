@@ -57,6 +57,10 @@ def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = SIDES) -> N
         clash = f"--admin-init {cfg.admin_init}", "has no omega to set"
     elif scheme.ffn is None and cfg.admin_ffn_init == "stock":
         clash = "--admin-ffn-init stock", "draws its feed-forward weights itself, from Xavier's law"
+    elif scheme.branch_norm == "input" and cfg.cross_self_attention:
+        clash = "--cross-self-attention", "does not norm the encoder's output, only a self-attention's input"
+    elif name == "keel" and cfg.no_cross_attention:
+        clash = "--no-cross-attention", "counts three sub-layers in each decoder layer"
     if clash:
         raise AdminError(f"{clash[0]} was given with --admin-scheme {name}, which {clash[1]}. Leave one of them out.")
     if getattr(cfg, "scale_resids", False) or cfg.base_layers:

@@ -174,7 +174,7 @@ class SchemeModel(BaseFairseqModel):
             args: not used.
 
         Raises:
-            AdminError: the weights have another depth, another scheme, another dictionary, or ω by another rule.
+            AdminError: the depth, the scheme, the dictionary or the rule of ω differs from the weights'.
         """
         clinic.rename(state_dict)
         self._refuse_other(state_dict)

@@ -215,8 +215,8 @@ class Checkpoint:
     def arguments(self) -> Namespace:
         """The model's options with every size, even those that only its --arch set.
 
-        They describe the file: they name no file of embeddings, and after --encoder-layers-to-keep they count the
-        layers that were kept.
+        The options describe these weights. So no file of embeddings is named, and after --encoder-layers-to-keep the
+        number of layers is that of the kept ones.
 
         Raises:
             AdminError: this fairseq does not know the architecture.

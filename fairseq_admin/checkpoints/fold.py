@@ -32,7 +32,6 @@ from ..pytorch import folding
 from ..version import __version__
 from .building import check_weights
 from .checkpoint import FOLD, Checkpoint
-from .equivalence import PAD
 from .stock import max_positions, stock_options
 
 READERS = {
@@ -41,6 +40,9 @@ READERS = {
     "final": ("fc1",),
 }
 """The modules of a branch that read its shortcut, by the first part of its norm's name."""
+
+PAD = 1
+"""Index of padding in every fairseq dictionary. Positions are numbered from the next index on."""
 
 WRITERS = ("self_attn.out_proj", "encoder_attn.out_proj", "fc2")
 """The last modules of a layer's branches."""
@@ -121,7 +123,7 @@ def fold_weights(checkpoint: Checkpoint, smallest: float = folding.SMALLEST, cla
         Stock names and shapes. Folded tensors are float64; the others are the checkpoint's own.
 
     Raises:
-        AdminError: an ω is too small.
+        AdminError: an ω is too small, or a stack's first ω is a vector and its embedding not a plain matrix.
     """
     weights = checkpoint.weights
     scales = (OMEGA_INIT, OMEGA_DELTA, SHORTCUT_SCALE, BRANCH_SCALE)
@@ -158,9 +160,14 @@ def fold_weights(checkpoint: Checkpoint, smallest: float = folding.SMALLEST, cla
 def _scale_embedding(folded: dict[str, Tensor], checkpoint: Checkpoint, stack: str, omega: Tensor) -> None:
     """Multiply a stack's embedding by ω, shape (C,), in place: its words, and its positions as a table."""
     words, positions = (f"{stack}.embed_{part}.weight" for part in ("tokens", "positions"))
+    if words not in folded or folded[words].size(1) != omega.numel():
+        raise AdminError(
+            f"{checkpoint.name}: the first omega of the {stack} is not one positive number, and its embedding is "
+            "adaptive or of another width, which no fold reaches. Keep the model unfolded, with --user-dir."
+        )
     folded[words] = folded[words].double() * omega
     if not checkpoint.options.model.get("no_token_positional_embeddings"):
-        rows = max_positions(checkpoint, stack) + PAD + 1  # positions are numbered from PAD + 1 on
+        rows = max_positions(checkpoint, stack) + PAD + 1
         table = SinusoidalPositionalEmbedding.get_embedding(rows, omega.numel(), PAD)
         folded[positions] = folded.get(positions, table).double() * omega
 

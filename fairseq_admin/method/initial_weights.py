@@ -123,6 +123,8 @@ def t_fixup_weights(stacks: Stacks, code: bool = False) -> None:
 @torch.no_grad()
 def _scale_embeddings(stacks: Stacks, factors: PerStack) -> None:
     """Multiply the embeddings of each stack by its factor; shared ones by the encoder's."""
+    if not all(isinstance(stack.embed_tokens, nn.Embedding) for stack in stacks.values()):
+        raise AdminError("T-Fixup scales one embedding matrix. Leave out --adaptive-input and --character-embeddings.")
     weights = {side: stack.embed_tokens.weight for side, stack in stacks.items()}
     for side, factor in zip(SIDES, factors):
         if side in weights and (side == "encoder" or weights[side] is not weights.get("encoder")):
@@ -187,10 +189,15 @@ def looklinear_weights(stacks: Stacks) -> None:
         [V, -V] relu([W, -W] x) = V (relu(Wx) - relu(-Wx)) = V W x
 
     Balduzzi et al. 2017, looks-linear initialisation. W and V are Xavier-uniform and biases 0, as in the code of Liu et
-    al. 2020. It also holds for gelu and swish. The width must be even.
+    al. 2020. It also holds for gelu and swish.
+
+    Raises:
+        AdminError: a feed-forward layer's width is odd.
     """
     for layer, *_ in _layers(stacks):
         width = layer.fc1.out_features
+        if width % 2:
+            raise AdminError(f"looklinear needs feed-forward layers of an even width; one is {width} wide.")
         for linear in (layer.fc1, layer.fc2):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)

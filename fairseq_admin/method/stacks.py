@@ -1,4 +1,4 @@
-"""fairseq's encoder and decoder over the layers of a scheme."""
+"""fairseq's encoder and decoder, built from the layers of a scheme."""
 
 from __future__ import annotations
 

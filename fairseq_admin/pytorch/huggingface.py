@@ -7,6 +7,7 @@ Trainer(model, args, train_dataset=data, callbacks=[AdminCallback()]).train()
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,10 @@ class AdminCallback(TrainerCallback):
         stock = folded_state_dict(kwargs["model"])  # every rank has to call: each may have a shard
         if state.is_world_process_zero:
             folder = Path(args.output_dir or ".") / f"checkpoint-{state.global_step}" / FOLDED
-            kwargs["model"].save_pretrained(folder, state_dict=stock)
+            part = folder.with_suffix(".part")
+            for old in (part, folder):
+                shutil.rmtree(old, ignore_errors=True)
+            kwargs["model"].save_pretrained(part, state_dict=stock)
             if kwargs.get("processing_class") is not None:
-                kwargs["processing_class"].save_pretrained(folder)
+                kwargs["processing_class"].save_pretrained(part)
+            part.rename(folder)

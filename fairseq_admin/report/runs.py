@@ -230,9 +230,12 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         message = line(error)
         raise AdminError(
             f"{path}: cannot be read ({message}); expected JSON. Make it again, or move it away."
         ) from None
+    if not isinstance(content, dict):
+        raise AdminError(f"{path}: found a {type(content).__name__}, expected a JSON object. Make it again.")
+    return content

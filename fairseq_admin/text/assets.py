@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,6 +59,16 @@ def binarised(name: str) -> Path:
     text = Path(name)
     without_data = text / "bin" if (text / "bin").is_dir() else text
     return next((folder for folder in folders(text) if any(folder.glob("*.idx"))), without_data)
+
+
+def files_in(places: Iterable[Path]) -> list[Path]:
+    """List the files of a model's text: merges, settings, dictionaries, binarised data.
+
+    Args:
+        places: the folders to look in.
+    """
+    patterns = (CODES, FILE, "dict.*.txt", "*.*-*.*.idx", "*.*-*.*.bin")
+    return [path for place in places for pattern in patterns for path in place.glob(pattern)]
 
 
 class Assets:
@@ -126,6 +136,11 @@ class Assets:
                 f"as --data{instead}."
             )
         return path
+
+    def files(self) -> list[Path]:
+        """List every file that may be read: the model's and the text's."""
+        model = list(self.model.iterdir()) if self.model.is_dir() else [self.model]
+        return [*model, *([self.codes] if self.codes else []), *files_in(self.folders)]
 
     def fingerprints(self) -> dict[str, str]:
         """Compute the fingerprints of the merges and the settings.

@@ -68,17 +68,22 @@ class Text:
             The settings.
 
         Raises:
-            AdminError: the file is not JSON, or a setting is unknown.
+            AdminError: the file is not JSON, or a setting is unknown or of the wrong type.
             OSError: the file cannot be read.
         """
         try:
-            return cls(**json.loads(path.read_bytes()))
+            text = cls(**json.loads(path.read_bytes()))
         except (ValueError, TypeError) as error:
             names = ", ".join(field.name for field in dataclasses.fields(cls))
             raise AdminError(
                 f"{path} does not say how text is tokenised ({error}); expected an object with {names}. Copy it from "
                 "the training data, or write it again."
             ) from None
+        for name, value in dataclasses.asdict(text).items():
+            kind, expected = (str, 'a code, as in "de"') if name in ("source", "target") else (bool, "true or false")
+            if not isinstance(value, kind):
+                raise AdminError(f"{path}: {name!r} is {value!r}; expected {expected}.")
+        return text
 
     def write(self, path: Path) -> None:
         """Write a `text.json`, by `write_bytes`.

@@ -46,6 +46,8 @@ class Pipeline(NamedTuple):
             AdminError: a file is missing or broken.
         """
         translator = _engine(model)(model, assets, device)
+        if translator.longest < 1:
+            raise AdminError(f"{model} has {translator.longest + 1} positions; 2 are needed to translate one unit.")
         text = Text.read(assets.need(FILE, ", or tokens with --tokenised")) if kind == "raw" else None
         bpe = None
         if kind != "units" and (translator.in_pieces or assets.find(CODES)):

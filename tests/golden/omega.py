@@ -1,10 +1,12 @@
-"""Make the golden tables of ω with the profiling stage of the authors' code (see clinic.py). From the folder tests:
+"""The golden tables of ω, and the formulas that gave the authors' models and ours the same weights and batch.
 
-    python -m golden.omega TRANSFORMER_CLINIC
-
-    omega.tsv         ω of small models, without dropout. No weights are stored: a formula gives every parameter and the
-                      batch, to their model here and to ours in the test.
+    omega.tsv         ω of small models, without dropout.
     omega_fresh.tsv   ω of freshly initialised models, IWSLT'14's 6L-6L: mean and standard deviation over seeds.
+
+The profiling stage of the authors' code made both. The programs that ran their code and other authors' are in this
+repository's history, each with its command and the commits of that code:
+
+    git show c2e8341:tests/golden/omega.py    and clinic.py, clinic_checkpoint.py, laws.py, rival_code.py
 
 B batch   T time
 """
@@ -12,14 +14,12 @@ B batch   T time
 from __future__ import annotations
 
 import math
-import sys
 import zlib
 from pathlib import Path
 
 import numpy
 import torch
-from golden import clinic
-from torch import Tensor, nn
+from torch import Tensor
 
 TABLE = Path(__file__).with_name("omega.tsv")
 FRESH_TABLE = Path(__file__).with_name("omega_fresh.tsv")
@@ -30,6 +30,8 @@ CASES = {
     "2L-3L padded": (2, 3, 32, 64, 4),
 }
 """Encoder layers, decoder layers, width, feed-forward width, heads."""
+WORDS = 100
+"""Words of the dictionary next to fairseq's four special symbols."""
 PAD, END = 1, 2
 """fairseq's indices of padding and of the end of a sentence."""
 DROPOUTS = {"no dropout": (0.0, 0.0), "dropout": (0.3, 0.1)}
@@ -66,7 +68,7 @@ def batch(padded: bool = False) -> tuple[Tensor, Tensor]:
     With `padded`, sentence b is b % 4 tokens shorter: sources are padded on the left, targets on the right.
     """
     src, prev = (
-        torch.from_numpy(4 + (clinic.WORDS * numbers(name, 16 * length)).astype("int64")).view(16, length)
+        torch.from_numpy(4 + (WORDS * numbers(name, 16 * length)).astype("int64")).view(16, length)
         for name, length in (("source", 13), ("target", 11))
     )
     src[:, -1] = prev[:, 0] = END
@@ -74,40 +76,3 @@ def batch(padded: bool = False) -> tuple[Tensor, Tensor]:
         src[b, : b % 4] = PAD
         prev[b, prev.size(1) - b % 4 :] = PAD
     return src, prev
-
-
-def profiled(model: nn.Module, src: Tensor, prev: Tensor) -> dict[str, float]:
-    """ω from the authors' code: it profiles in a fresh model's first forward in training mode."""
-    with torch.no_grad():
-        model(src, src.ne(PAD).sum(1), prev)
-    return clinic.omegas(model)
-
-
-def main(checkout: Path) -> None:
-    clinic.enter(checkout)
-    admin = "--init-type=adaptive-profiling"
-    rows = ["case\tnorm\tomega"]
-    for case in CASES:
-        options = [f"--{option.replace('_', '-')}={size}" for option, size in sizes(case).items()]
-        model = clinic.build("--arch=transformer", admin, "--dropout=0", *options)
-        for name, parameter in clinic.parameters(model).items():
-            parameter.copy_(value(name, tuple(parameter.shape)))
-        omega = profiled(model, *batch("padded" in case))
-        rows += [f"{case}\t{norm}\t{one:.9g}" for norm, one in omega.items()]
-    TABLE.write_text("\n".join(rows) + "\n")
-
-    rows = ["case\tnorm\tmean\tstd"]
-    for case, (dropout, within) in DROPOUTS.items():
-        rates = [f"--dropout={dropout}", f"--attention-dropout={within}", f"--activation-dropout={within}"]
-        draws = []
-        for seed in range(SEEDS):
-            torch.manual_seed(seed)
-            draws.append(profiled(clinic.build("--arch=transformer_iwslt_de_en", admin, *rates), *batch()))
-        for norm in draws[0]:
-            of_norm = torch.tensor([draw[norm] for draw in draws], dtype=torch.float64)
-            rows.append(f"{case}\t{norm}\t{of_norm.mean():.6f}\t{of_norm.std():.6f}")
-    FRESH_TABLE.write_text("\n".join(rows) + "\n")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
