@@ -261,7 +261,7 @@ def find_sites(
         elif not site.sources:
             unsuited = "has a shortcut that no module is given or returns; put its layer in a module"
         if unsuited or site.unfoldable and unfoldable != "keep":
-            reasons[site.name] = unsuited if unfoldable == "keep" else site.unfoldable or unsuited
+            reasons[site.name] = site.unfoldable or unsuited
             if unfoldable == "refuse":
                 raise AdminError(f"{kind}: {site.name} {reasons[site.name]}{'' if unsuited else KEEP}. {SKIP}")
             continue
