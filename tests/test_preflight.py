@@ -59,7 +59,7 @@ def test_a_recipe_that_works_has_a_page(tmp_path, corpus):
     for expected in (
         r"demo: [\d,]+ parameters, fp32, on the CPU", r"plan: 1 x 1 x 1 x 64 = 64 tokens an update",
         r"disk: archives .*, text .*, checkpoints .* are free at ",
-        r"timed: .* s an update, \d+ updates an epoch, 1000 in all: .* hours, validations",
+        r"timed: .* s an update, \d+ updates an epoch, 700 in all: .* hours, validations",
         r"cost: [\d.]+, at 2 an hour", r"It can work here\.",
     ):  # fmt: skip
         assert re.search(expected, done.stdout), (expected, done.stdout)
