@@ -7,11 +7,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,11 +25,10 @@ from test_schemes import MECHANISMS
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairseq_admin.fast import attention, linear
+from fairseq_admin.fast import attention
 from fairseq_admin.fast import dropout as dropouts
 from fairseq_admin.fast.attention import FastAttention, padding_bias
 from fairseq_admin.fast.dropout import FastDropout
-from fairseq_admin.fast.linear import FastLinear
 from fairseq_admin.fast.plain import Fast
 from fairseq_admin.method.schemes import MODEL_SCHEMES
 from recipes.bench.counting import Operations
@@ -93,13 +90,6 @@ def exact_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fairseq.utils, "softmax", lambda x, dim, onnx_trace=False: x.softmax(dim))
 
 
-@pytest.fixture
-def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend that MKL is slow on this CPU, even for tiny models."""
-    monkeypatch.setattr("fairseq_admin.fast.model.mkl_is_slow", lambda: True)
-    monkeypatch.setattr("fairseq_admin.fast.linear.SMALLEST", 0)
-
-
 @pytest.fixture(params=[contextlib.nullcontext, faked_device], ids=["cpu", "gpu"])
 def device(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run the code for CPUs and the code for GPUs, both on this CPU."""
@@ -151,7 +141,7 @@ def test_a_gpus_bias_is_aligned() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_evaluation_and_profiling_are_plain(kind: str, onednn) -> None:
+def test_evaluation_and_profiling_are_plain(kind: str) -> None:
     """Are initial weights, validation, generation, features, and ω with dropout equal, bit for bit?"""
     states = []
     for fast in ("on", "off"):
@@ -238,7 +228,7 @@ def test_checkpointed_activations_recompute_the_same(amp: bool, device: None) ->
 
 
 @pytest.mark.parametrize(("autocast", "bound"), [(True, 0.05), (False, 0.1)])
-def test_bfloat16(autocast: bool, bound: float, device: None, onednn) -> None:
+def test_bfloat16(autocast: bool, bound: float, device: None) -> None:
     """Are bfloat16 gradients close? A dozen products in a row are each off by 0.4 %; bfloat16 weights add to it."""
     dtype = torch.float32 if autocast else torch.bfloat16
     fast, plain, loss_of = pair("translation", dtype, admin_init="log", **STILL)
@@ -296,7 +286,6 @@ def test_dropout_law(p: float) -> None:
 @pytest.mark.parametrize("option", ["--quant-noise-pq", "--cross-self-attention", None])
 def test_says_what_stays_stock(option: str | None, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
     """Does the log say once which layers stay stock, with the option's name?"""
-    monkeypatch.setattr("fairseq_admin.fast.model.mkl_is_slow", lambda: False)
     options = {option[2:].replace("-", "_"): 0.1} if option else {}
     with caplog.at_level(logging.INFO):
         model = build("transformer_admin_tiny", admin_fast="on", **options)
@@ -320,42 +309,3 @@ def test_cudnns_attention_is_off(caplog: pytest.LogCaptureFixture, monkeypatch) 
             build("transformer_admin_tiny", admin_fast=fast)
             assert torch.backends.cuda.cudnn_sdp_enabled() == (fast == "off")
     assert len([record for record in caplog.records if "cuDNN's attention is off" in record.getMessage()]) == 1
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_products_by_onednn_are_as_torchs(bias: bool) -> None:
-    """Do oneDNN's products match torch's, also changed in place (queries) or without a bias (adaptive softmax)?"""
-    gradients = []
-    for kind in (nn.Linear, FastLinear):
-        torch.manual_seed(1)
-        layer, x = nn.Linear(64, 64, bias=bias), torch.randn(3, 5, 64, requires_grad=True)
-        layer.__class__ = kind
-        y = layer(x)
-        y *= 0.5
-        gradients.append(torch.autograd.grad(y.sin().sum(), [x, *layer.parameters()]))
-    for ours, theirs in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
-def test_when_onednn_computes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Does oneDNN compute on AMD's CPUs alone, in large layers alone?
-
-    A run that resumes must decide alike, which a measurement of speed may not. The cache keeps few of the many shapes
-    of batches: 300 shapes took 260 MB.
-    """
-    calls: list[int] = []
-    monkeypatch.setattr(linear, "product", lambda x, *others: calls.append(1) or functional.linear(x, *others))
-    for width in (63, 64):
-        layer = nn.Linear(64, width)
-        layer.__class__ = FastLinear
-        layer(torch.ones(2, 64))
-    assert len(calls) == 1
-    for name in linear.CACHES:
-        monkeypatch.delenv(name, raising=False)
-    for maker, slow in {"AuthenticAMD": True, "GenuineIntel": False}.items():
-        (tmp_path / "cpuinfo").write_text(f"vendor_id\t: {maker}\n")
-        monkeypatch.setattr(linear, "CPU", tmp_path / "cpuinfo")
-        assert linear.mkl_is_slow() == slow
-    assert os.environ["LRU_CACHE_CAPACITY"] == os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "32"
-    monkeypatch.setattr(linear, "CPU", tmp_path / "none")
-    assert not linear.mkl_is_slow()

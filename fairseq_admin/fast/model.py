@@ -11,7 +11,6 @@ from torch import nn
 
 from .attention import FastAttention
 from .dropout import FastDropout
-from .linear import FastLinear, mkl_is_slow
 from .radam import FP16Optimizer
 from .stacks import FastDecoder, FastEncoder
 
@@ -60,13 +59,7 @@ def speed_up(model: nn.Module, cfg: Any, stacks: dict[str, Any]) -> None:
     if cfg.admin_fast == "graph":
         logger.info("Admin: --admin-fast graph: --criterion label_smoothed_cross_entropy_fast records the steps")
     optim.FP16Optimizer = FP16Optimizer  # fairseq's trainer takes this name
-    fast: list[type] = list(FAST)
-    if not torch.cuda.is_available() and mkl_is_slow():
-        logger.info("Admin: --admin-fast: linear layers through oneDNN, because MKL is slow on this CPU")
-        fast.append(FastLinear)
-    replacements = {kind.__bases__[1]: kind for kind in fast}
+    replacements: dict[type, type] = {kind.__bases__[1]: kind for kind in FAST}
     for stack in stacks.values():
-        projection = getattr(stack, "output_projection", None)  # oneDNN would copy its large logits
         for module in stack.modules():
-            if module is not projection:
-                module.__class__ = replacements.get(type(module), type(module))
+            module.__class__ = replacements.get(type(module), type(module))
