@@ -198,6 +198,8 @@ class DeeperAdminModel(MaskedLMAdminModel):
             ) from error
         data = task.dataset("train")
         order, _ = data.filter_indices_by_size(data.ordered_indices(), task.max_positions())
+        if not len(order):
+            raise AdminError("The training set has no sentence within --max-positions. Give another training set.")
         return data, order[: self.args.profile_sentences or None]
 
 

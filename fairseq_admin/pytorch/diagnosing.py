@@ -97,6 +97,7 @@ class Trainer:
 
     def __init__(self, model: nn.Module, batches: Iterable[Any], loss: Loss, optimizer: Callable) -> None:
         self.model, self.batches, self.loss, self.optimizer = model, batches, loss, optimizer
+        self.step_done: Callable[[], object] = int
         trial, calls = self.copy(), []
         trial.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True)
         with undisturbed(trial):
@@ -119,7 +120,8 @@ class Trainer:
     def train(self, model: nn.Module, rate: float, warm_up: int, steps: int) -> float:
         """Train a copy. Returns the mean loss of the last quarter of the steps; infinity if it is not finite."""
         losses: list[float] = []
-        with torch.random.fork_rng(), torch.enable_grad():
+        devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
+        with torch.random.fork_rng(list(devices)), torch.enable_grad():
             optimizer = self.optimizer(model.parameters(), rate)
             schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / max(1, warm_up)))
             for batch in itertools.islice(itertools.chain.from_iterable(itertools.repeat(self.batches)), steps):
@@ -131,6 +133,7 @@ class Trainer:
                 value.backward()
                 optimizer.step()
                 schedule.step()
+                self.step_done()
         return mean(losses[-max(1, steps // 4) :])
 
     def blind(self) -> nn.Module:
@@ -207,6 +210,8 @@ def diagnose(
     Raises:
         AdminError: too few steps for so many rates; what `attach` and `profile` refuse (Pre-LN, a trained model).
     """
+    from ..bar import bar  # tqdm, which nothing else here needs
+
     if isinstance(batches, Iterator):
         raise AdminError("batches can be read only once; expected a list or a DataLoader, for every trial reads it.")
     keep = [math.ceil(len(rates) / length) for length in LENGTHS]
@@ -221,22 +226,24 @@ def diagnose(
     print(f"diagnose: at most {most} steps of {seconds:.2g} s, {most * seconds / 60:.1f} minutes", file=sys.stderr)
     trials = [Trial(*kind, rate) for rate in rates for kind in KINDS]
     alive = list(range(len(trials)))
-    plateau = trainer.train(trainer.blind(), max(rates), 0, unit * LENGTHS[-1])
-    if plateau == math.inf:
-        raise AdminError(f"at {max(rates):g} even a copy that reads nothing diverges; give lower rates.")
-    leaves, stays = (plateau - share * abs(plateau) for share in (LEAVES, STAYS))
-    for count, length in zip(keep, LENGTHS):
-        by_loss = sorted(alive, key=lambda i: trials[i].loss)
-        best = [[i for i in by_loss if i % len(KINDS) == kind][:count] for kind in range(len(KINDS))]
-        alive = sorted({*alive[:1], *itertools.chain(*best)})  # the user's own setting always
-        for i in alive:
-            trial = replace(trials[i], steps=unit * length)
-            value = trainer.train(trainer.copy(trial.rule), trial.rate, trial.warm_up, trial.steps)
-            fails = value == math.inf or (value > stays and length == LENGTHS[-1])
-            status = "learns" if value <= leaves else "fails" if fails else f"undecided in {trial.steps} steps"
-            trials[i] = replace(trial, loss=value, status=status)
-            print(trials[i], file=sys.stderr)
-            if value <= leaves:
-                alive = [other for other in alive if other < i]
-                break
+    with bar("trials", most, " steps", prefix="diagnose: ") as shown:
+        trainer.step_done = shown.update
+        plateau = trainer.train(trainer.blind(), max(rates), 0, unit * LENGTHS[-1])
+        if plateau == math.inf:
+            raise AdminError(f"at {max(rates):g} even a copy that reads nothing diverges; give lower rates.")
+        leaves, stays = (plateau - share * abs(plateau) for share in (LEAVES, STAYS))
+        for count, length in zip(keep, LENGTHS):
+            by_loss = sorted(alive, key=lambda i: trials[i].loss)
+            best = [[i for i in by_loss if i % len(KINDS) == kind][:count] for kind in range(len(KINDS))]
+            alive = sorted({*alive[:1], *itertools.chain(*best)})  # the user's own setting always
+            for i in alive:
+                trial = replace(trials[i], steps=unit * length)
+                value = trainer.train(trainer.copy(trial.rule), trial.rate, trial.warm_up, trial.steps)
+                fails = value == math.inf or (value > stays and length == LENGTHS[-1])
+                status = "learns" if value <= leaves else "fails" if fails else f"undecided in {trial.steps} steps"
+                trials[i] = replace(trial, loss=value, status=status)
+                shown.write(str(trials[i]), file=sys.stderr)
+                if value <= leaves:
+                    alive = [other for other in alive if other < i]
+                    break
     return Diagnosis([trial for trial in trials if trial.steps], plateau, seen)
