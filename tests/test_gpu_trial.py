@@ -86,7 +86,7 @@ def test_commands_exist(tmp_path: Path) -> None:
     assert list(commands)[-2:] == ["kernels", "trainings"] and {"stock-bf16", "plain-fp16"} < set(commands)
     for name, command in commands.items():
         kind, _, last = name.rpartition("-")
-        assert kind in ("", "captured", "bert", *step.METHODS)
+        assert kind in ("", "bert", *step.METHODS)
         words = command.split()
         assert words[:2] == ["python", "-m"] and importlib.util.find_spec(words[2])
         assert all((ROOT / word).exists() for word in words if word.startswith("tests"))
@@ -145,7 +145,6 @@ def test_refuses_in_one_line(word: str, line: str, tmp_path: Path) -> None:
 
 ROWS = {
     "ceilings": ["copy", "product", "product"],
-    "captured-fp32": ["captured"],
     **{f"{method}-fp32": [method] for method in ("fast", "stock", "plain", "stock-adamw", "graph")},
     **{f"bert-{method}": [f"bert {method}"] for method in ("stock", "attached", "compiled")},
 }

@@ -2,7 +2,6 @@
 
     python -m recipes.gpu_trial.measure ceilings       # copies and products of matrices: the card's best
     python -m recipes.gpu_trial.measure fast-bf16      # steps of fairseq's trainer: METHOD-PRECISION
-    python -m recipes.gpu_trial.measure captured-bf16  # a forward and backward in one CUDA graph: without the host
     python -m recipes.gpu_trial.measure bert-attached  # steps of Hugging Face's BERT-base in bf16
 
 Without a GPU everything is tiny. All methods have the same batches, and nothing of ours is imported for stock.
@@ -25,7 +24,6 @@ from typing import Any
 import torch
 from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
-from fairseq.trainer import Trainer
 
 from recipes.bench.step import batches, trainer
 from recipes.bench.timing import interleaved, synchronize
@@ -104,14 +102,6 @@ def ceilings() -> None:
         write("product", precision, times, tflops=2 * size**3 / min(times) / 1e12)
 
 
-def fairseq_trainer(method: str, precision: str) -> Trainer:
-    if "stock" in method:  # hydra would import our plugin
-        sys.modules["hydra_plugins"] = SimpleNamespace(__name__="hydra_plugins", __path__=[])  # type: ignore[assignment]
-    made = trainer(method, WORDS, LAYERS, WIDTH, "--cpu" if SMALL else f"--{precision}")
-    made.cuda_env = None  # fairseq would reset the peak of memory to log it
-    return made
-
-
 def flops_of(batch: dict[str, Any]) -> int:
     """Operations of a step on a batch."""
     sentences, source = batch["net_input"]["src_tokens"].shape
@@ -121,7 +111,10 @@ def flops_of(batch: dict[str, Any]) -> int:
 
 def steps(method: str, precision: str) -> None:
     """Rows of one step on each of several shapes of batch, after three on each to warm up, and to record graphs."""
-    made = fairseq_trainer(method, precision)
+    if "stock" in method:  # hydra would import our plugin
+        sys.modules["hydra_plugins"] = SimpleNamespace(__name__="hydra_plugins", __path__=[])  # type: ignore[assignment]
+    made = trainer(method, WORDS, LAYERS, WIDTH, "--cpu" if SMALL else f"--{precision}")
+    made.cuda_env = None  # fairseq would reset the peak of memory to log it
     for tokens in TOKENS:
         samples = list(batches(tokens, WORDS, LONGEST))
         actions = [partial(made.train_step, [batch]) for batch in samples]
@@ -129,29 +122,6 @@ def steps(method: str, precision: str) -> None:
         columns = profiled(actions[-1], times[-1])
         columns["updates"] = made.get_num_updates()  # fewer than steps: fp16 overflowed
         write(method, precision, times, statistics.mean(map(flops_of, samples)), tokens=tokens, **columns)
-
-
-def captured(precision: str) -> None:
-    """A row of a forward, loss and backward of fast layers in one CUDA graph; without a GPU, of the same calls."""
-    made = fairseq_trainer("fast", precision)
-    made.model.train()
-    *_, batch = batches(TOKENS[-1], WORDS, LONGEST)
-    sample, _ = made._prepare_sample(batch)
-
-    def forward_backward() -> None:
-        made.optimizer.backward(made.criterion(made.model, sample)[0])
-
-    replay: Callable[[], object] = forward_backward
-    if not SMALL:
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            wall_times(forward_backward, 2)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            forward_backward()
-        replay = graph.replay
-    write("captured", precision, wall_times(replay), flops_of(batch), tokens=TOKENS[-1])
 
 
 def bert(method: str) -> None:
@@ -184,8 +154,6 @@ def main() -> None:
     kind, _, last = sys.argv[1].rpartition("-")
     if kind == "bert":
         bert(last)
-    elif kind == "captured":
-        captured(last)
     elif kind:
         steps(kind, last)
     else:

@@ -9,7 +9,6 @@ with this torch and at this commit. On a GPU all but the trainings on a text end
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
@@ -26,7 +25,7 @@ import torch
 from pydantic import PositiveFloat
 
 from recipes.bench.common import machine
-from recipes.compare.rows import Row
+from recipes.compare.rows import Row, write_runs
 from recipes.processes import process_group
 from recipes.recipe import collect
 from recipes.settings import Data, Machine, Pair, validated
@@ -67,7 +66,6 @@ def commands_of(trial: Trial, folder: Path) -> Iterator[tuple[str, str]]:
     precisions = PRECISIONS[trial.DEVICE]
     names = ["ceilings"]
     names += [f"{method}-{precision}" for precision in precisions for method in ("graph", "fast", "stock-adamw")]
-    names.append(f"captured-{precisions[-1]}")
     names += [f"{method}-{precision}" for method in ("stock", "plain") for precision in precisions]
     names += ["bert-stock", "bert-attached", "bert-compiled"]
     yield from ((name, f"python -m recipes.gpu_trial.measure {name}") for name in names)
@@ -127,10 +125,7 @@ def run_missing(folder: Path, commands: Iterable[tuple[str, str]], limit: float)
         block += ["  " + " ".join(line.split()) for line in log if RESULT.match(line)]
         (folder / "report.md").write_text("\n".join([ABOUT, "", "```", *block, "```", ""]), encoding="utf-8")
         rows += [{**row, **here} for row in rows_of(log)]
-        with (folder / "rows.csv").open("w", newline="", encoding="utf-8") as file:
-            table = csv.DictWriter(file, list(dict.fromkeys(column for row in rows for column in row)))
-            table.writeheader()
-            table.writerows(rows)
+        write_runs(folder / "rows.csv", rows)
 
 
 def main() -> None:
