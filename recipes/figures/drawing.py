@@ -11,9 +11,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
 
-from fairseq_admin.analysis.figure import ALWAYS, COLOURS, few_colours
+from fairseq_admin.analysis.figure import ALWAYS, COLOURS, few_colours, plain_logarithmic
 from recipes.compare.intervals import FEWEST
 from recipes.compare.outcome import EXPLODED, PLATEAU, last, loss
 from recipes.compare.ranking import Measure, accuracy, by_level, rankings
@@ -57,10 +56,8 @@ def loss_axes(panels: Iterable[Axes], losses: Iterable[float], entropy: float) -
         for level, style, label in landmarks:
             if level < top:
                 axes.axhline(level, color="grey", linewidth=0.8, linestyle=style, label=label)
-        axes.set(yscale="log", ylim=(low, top))
-        axes.yaxis.set_major_locator(LogLocator(subs=range(1, 10) if top < 10 * low else (1, 2, 5)))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter("{x:g}")
+        plain_logarithmic(axes)
+        axes.set_ylim(low, top)
 
 
 def save(figure: Figure, path: Path, dpi: int = 130) -> None:

@@ -16,45 +16,40 @@ from recipes.compare.rows import grouped, write_table
 from recipes.steps.common import run
 from recipes.steps.results import papers, read
 
-
-def spread(rows: list[dict[str, str]], column: str) -> str:
-    """The mean over the seeds, with the standard deviation if there are several; empty if the column is empty."""
-    values = [float(row[column]) for row in rows if row[column]]
-    deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{deviation}" if values else ""
-
-
-def each(rows: list[dict[str, str]], column: str) -> str:
-    """The different values of a column."""
-    return ", ".join(dict.fromkeys(row[column] for row in rows))
-
-
 COLUMNS = {
-    "tokenised BLEU": (spread, "tokenised"), "sacreBLEU": (spread, "score"), "compound BLEU": (spread, "compound"),
-    "perplexity": (spread, "perplexity"), "epochs": (each, "epochs"), "updates": (each, "updates"),
-    "tokens an update": (each, "tokens"), "parameters": (each, "params"), "hours": (spread, "hours"),
-    "hardware": (each, "hardware"), "commit": (each, "commit"),
+    "tokenised BLEU": "tokenised", "sacreBLEU": "score", "compound BLEU": "compound", "perplexity": "perplexity",
+    "epochs": "epochs", "updates": "updates", "tokens an update": "tokens", "parameters": "params", "hours": "hours",
+    "hardware": "hardware", "commit": "commit",
 }  # fmt: skip
-"""The columns of the table: the function that makes a cell, and its column in results.csv."""
+"""The columns of the table, with their columns in results.csv."""
+MEASURED = ("tokenised", "score", "compound", "perplexity", "hours")
+
+
+def cell(rows: list[dict[str, str]], column: str) -> str:
+    """The different values of a column; of a measurement, the mean over the seeds, and the standard deviation."""
+    values = [row[column] for row in rows if row[column]]
+    if column not in MEASURED or not values:
+        return ", ".join(dict.fromkeys(values))
+    numbers = list(map(float, values))
+    deviation = f" ± {statistics.stdev(numbers):.2f}" if len(numbers) > 1 else ""
+    return f"{statistics.mean(numbers):.2f}{deviation}"
 
 
 def lines(results: list[dict[str, str]], papers: list[dict[str, str]]) -> list[dict[str, str]]:
     """Rows by recipe, method, rule and preset, in the papers' order, and for each paper's number without runs."""
     known = {(row["recipe"], row["method"]): row["bleu"] for row in papers}
     groups: dict[tuple[str, ...], list[dict[str, str]]] = grouped(results, "recipe", "method", "rule", "preset")
+    groups |= {(*key, "", ""): [] for key in known if not any(group[:2] == key for group in groups)}
     order = list(dict.fromkeys([*(recipe for recipe, _ in known), *sorted(key[0] for key in groups)]))
-    keys = [*groups, *((*key, "", "") for key in known if not any(group[:2] == key for group in groups))]
     table = []
-    for recipe, method, rule, preset in sorted(keys, key=lambda key: order.index(key[0])):
-        rows = groups.get((recipe, method, rule, preset), [])
-        row = {"recipe": recipe, "method": method, "rule": rule, "preset": preset}
-        row["seeds"] = ", ".join(sorted((row["seed"] for row in rows), key=lambda seed: (len(seed), seed)))
-        for title, (cell, column) in COLUMNS.items():
-            row[title] = cell(rows, column)
-            # A small run is not an attempt at the paper's number.
-            attempt = preset in ("", "paper") and rule in ("", "reference")
-            row.setdefault("paper", known.get((recipe, method), "") if attempt else "")
-        table.append(row)
+    for key, rows in sorted(groups.items(), key=lambda item: order.index(item[0][0])):
+        row = dict(zip(("recipe", "method", "rule", "preset"), key))
+        row["seeds"] = ", ".join(sorted((row["seed"] for row in rows), key=int))
+        row["tokenised BLEU"] = cell(rows, "tokenised")
+        # A small run is not an attempt at the paper's number.
+        attempt = row["preset"] in ("", "paper") and row["rule"] in ("", "reference")
+        row["paper"] = known.get((row["recipe"], row["method"]), "") if attempt else ""
+        table.append(row | {title: cell(rows, column) for title, column in COLUMNS.items()})
     return table
 
 
