@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -154,20 +156,19 @@ def largest(table: dict[int, int], memory: float) -> int:
 
 
 def faults(machines: Machines, precision: str, presets: Mapping[str, Mapping[str, Any]]) -> str:
-    """The reason why this machine's GPUs, or this environment's torch, cannot train a run; empty if they can.
+    """The reason why this environment's torch cannot train a run on this machine's GPUs; empty if it can.
+
+    Another process tries it, because torch holds some memory of each GPU that it has used until its process ends.
 
     Args:
         presets: the recipe's presets. The message names those for a CPU.
     """
     if machines.cpu:
         return ""
-    if (count := len(gpus.visible())) < machines.gpus:
-        variable = os.environ.get("CUDA_VISIBLE_DEVICES")
-        on_cpu = " or ".join(
-            f"PRESET={name}" for name, values in presets.items() if values.get("DEVICE", "cpu") == "cpu"
-        )
-        return (
-            f"this machine has {count} GPUs{'' if variable is None else f' (CUDA_VISIBLE_DEVICES={variable})'}, and "
-            f"the run needs {machines.gpus}. Give GPUS={f', or train on a CPU with {on_cpu}' if on_cpu else ''}."
-        )
-    return gpus.fault(machines.gpus, precision)
+    command = [sys.executable, "-m", "recipes.steps.gpus", str(machines.gpus), precision]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if not done.returncode:
+        return ""
+    reason = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1]
+    on_cpu = " or ".join(f"PRESET={name}" for name, values in presets.items() if values.get("DEVICE", "cpu") == "cpu")
+    return f"{reason}{f' Or train on a CPU with {on_cpu}.' if on_cpu else ''}"

@@ -44,28 +44,23 @@ def visible() -> list[Gpu]:
     return chosen
 
 
-def fault(devices: int, precision: str) -> str:
-    """The reason why this environment's torch cannot train on that many GPUs, in a line; empty if it can.
-
-    Another process tries it, because torch holds some memory of each GPU that it has used until its process ends.
-    """
-    command = [sys.executable, "-m", "recipes.steps.gpus", str(devices), precision]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return "".join((done.stdout.strip() or done.stderr.strip()).splitlines()[-1:]) if done.returncode else ""
-
-
 def main() -> None:
     import torch
 
     devices, precision = int(sys.argv[1]), sys.argv[2]
+    works = 0
     try:
         for number in range(devices):
             torch.ones(1, device=f"cuda:{number}").add(1)
+            works += 1
     except (AssertionError, RuntimeError) as error:  # a build without CUDA, an old driver or card, too few cards
         reason = str(error).partition("\n")[0].rstrip(".")
+        variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+        reason += "" if variable is None else f"; CUDA_VISIBLE_DEVICES={variable}"
         print(
-            f"torch {torch.__version__} does not run on {devices} GPUs here ({reason}). Give GPUS=, or take another "
-            "build: make setup TORCH=cuda, or TORCH=cu126 for cards before compute capability 7.5 and older drivers."
+            f"torch {torch.__version__} runs on {works} GPUs here ({reason}), and the run needs {devices}. Give GPUS=, "
+            "or take another build: make setup TORCH=cuda, or TORCH=cu126 for cards before compute capability 7.5 and "
+            "older drivers."
         )
         raise SystemExit(1) from None
     if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
