@@ -17,10 +17,11 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from recipes import recipe as recipes
+from recipes import slurm
 from recipes.jobs import in_cluster_job
 from recipes.language_model import LanguageModel
 from recipes.processes import supervise
@@ -51,49 +52,30 @@ def parse_target(target: str) -> tuple[str, str]:
     )
 
 
-Task = tuple[bool, Callable[[], list[str]], Callable[[], None]]
-"""A target's task: whether it runs on a CPU, the function that lists its plan, and the function that does the work."""
+def work_of(recipe: Recipe, goal: str) -> Any:
+    """The grid or the pipeline of a recipe, which have the same methods."""
+    if recipe.file.is_grid:
+        from recipes.grid import front  # imports scipy
 
-
-def grid_task(recipe: Recipe) -> Task:
-    from recipes import slurm
-    from recipes.grid import front  # imports scipy
-
-    grid = front.of(recipe)
-    work = partial(front.work, grid)
-    if recipe.settings.WHERE == "slurm" and not in_cluster_job():
-        work = partial(slurm.submit_grid, recipe, grid.folder, grid.on_cpu)
-    return grid.on_cpu, partial(front.plan, grid), work
-
-
-def model_task(recipe: Recipe, goal: str) -> Task:
-    from recipes import slurm
-
+        return front.of(recipe)
     pipeline = LanguageModel(recipe) if recipe.file.kind == "LanguageModel" else Translation(recipe)
-    machine, submits = pipeline.machine, recipe.settings.WHERE == "slurm" and not in_cluster_job()
-    if machine.node and goal != "train":
-        raise ValueError(f"NODE_RANK={machine.node} of several only trains; run the target that ends in -train there.")
+    if (node := pipeline.machine.node) and goal != "train":
+        raise ValueError(f"NODE_RANK={node} of several only trains; run the target that ends in -train there.")
+    return pipeline
 
-    def work() -> None:
-        if goal == "preflight":
-            from recipes.preflight import page  # imports torch
 
-            page(pipeline)
-        elif submits:
-            slurm.make(pipeline, goal)
-        else:
-            pipeline.make(goal)
-        if goal == "all":
-            text = (recipe.run / "summary.txt").read_text(encoding="utf-8")
-            print(fitted(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text)
-            print(f"Report: {recipe.run / 'report.html'}")
+def perform(work: Any, goal: str, submits: bool) -> None:
+    """Make a goal, here or on a cluster. Show the summary of a whole recipe."""
+    if goal == "preflight":
+        from recipes.preflight import page  # imports torch
 
-    def plan() -> list[str]:
-        parts = slurm.parts(pipeline, "all" if goal == "preflight" else goal) if submits else ()
-        jobs = [f"job  {job.name}: {job.needs}" for _, job in parts]
-        return [*jobs, *pipeline.chain().table(pipeline.goals[goal])]
-
-    return machine.cpu, plan, work
+        return page(work)
+    slurm.make(work, goal) if submits else work.make(goal)
+    recipe = work.recipe
+    if goal == "all" and not recipe.file.is_grid:
+        text = (recipe.run / "summary.txt").read_text(encoding="utf-8")
+        print(fitted(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text)
+        print(f"Report: {recipe.run / 'report.html'}")
 
 
 def command_line() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
@@ -131,15 +113,16 @@ def main() -> None:
     recipe = recipes.read(name, values)
     exported = recipe.settings.exported().items()
     os.environ.update({name: value for name, value in exported if name in values or name not in os.environ})
-    on_cpu, plan, work = grid_task(recipe) if recipe.file.is_grid else model_task(recipe, goal)
-    if on_cpu:
+    work, submits = work_of(recipe, goal), recipe.settings.WHERE == "slurm" and not in_cluster_job()
+    if work.on_cpu:
         # Even with --cpu, fairseq clips gradients on a visible GPU, and starts a process for each of several GPUs.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     flags, *_ = [*os.environ.get("MAKEFLAGS", "").split(), ""]
     if args.dry_run or (not flags.startswith("-") and "n" in flags):
-        print("\n".join(plan()))
+        jobs = [f"job  {job.name}: {job.needs}" for job in work.jobs(goal)] if submits else []
+        print("\n".join([*jobs, *work.plan(goal)]))
         return
-    raise SystemExit(supervise(partial(run, work)))
+    raise SystemExit(supervise(partial(run, partial(perform, work, goal, submits))))
 
 
 if __name__ == "__main__":

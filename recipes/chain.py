@@ -34,8 +34,6 @@ class Step:
     """files that must exist before it begins, although its output does not depend on them"""
     trains: bool = False
     """it is done once its files exist, whatever its key; the folder's settings.json is compared instead"""
-    fetches: bool = False
-    """it fetches a file that counts by its content; it runs only if a step that reads the file runs"""
     optional: bool = False
     """it may write nothing, for some models or texts"""
     title: str = ""
@@ -63,7 +61,7 @@ class Chain:
     def _inputs(self, step: Step) -> dict[str, Settings]:
         """The files that a step reads and no step writes. A file that was deleted after reading counts as unchanged."""
         known = read(step.record).get("inputs", {})
-        paths = [path for path in step.reads if path not in self.writer or self.writer[path].fetches]
+        paths = [path for path in step.reads if path not in self.writer]
         for path in filter(Path.is_file, paths):
             known[path.name] = self._files[path] = describe(path, self._files.get(path) or known.get(path.name))
         return {path.name: known[path.name] for path in paths if path.name in known}
@@ -72,10 +70,8 @@ class Chain:
         """The key that the step would store if it ran now."""
         if step.name not in self._keys:
             inputs = {name: file["sha256"] for name, file in self._inputs(step).items()}
-            for path in step.reads:
-                writer = self.writer.get(path)
-                if writer and not writer.fetches:
-                    inputs[writer.name] = self.key(writer)
+            for writer in (self.writer[path] for path in step.reads if path in self.writer):
+                inputs[writer.name] = self.key(writer)
             content = json.dumps([step.name, step.keyed, inputs], sort_keys=True)
             self._keys[step.name] = hashlib.sha256(content.encode()).hexdigest()
         return self._keys[step.name]
@@ -94,7 +90,7 @@ class Chain:
     def is_done(self, step: Step) -> bool:
         if not (step.optional or all(path.exists() for path in step.writes)):
             return False
-        return step.fetches or step.trains or read(step.record).get("key") == self.key(step)
+        return step.trains or read(step.record).get("key") == self.key(step)
 
     def plan(self, goals: Iterable[Path]) -> list[Step]:
         """The steps that would run to make the goals, in order. Inputs that only finished steps need are not made."""

@@ -69,11 +69,12 @@ class Documentation:
 
 
 class LanguageModel(Pipeline):
+    text_type = Documentation
     arch = "transformer_lm_admin"
     task = ["--task", "language_modeling"]
 
     def __init__(self, recipe: Recipe) -> None:
-        super().__init__(recipe, Documentation(recipe))
+        super().__init__(recipe)
         self.batch = ["--tokens-per-sample", str(self.settings.CONTEXT), "--max-tokens", str(self.machine.max_tokens)]
         self.generated, self.final = self.folder / "eval.txt", self.folder / "model.pt"
 

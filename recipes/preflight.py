@@ -112,7 +112,8 @@ def page(run: Pipeline) -> None:
     faults = machines.faults(m, settings.PRECISION, recipe.file.presets)
     prepared = next(run.text.binary.glob("train*.idx"), None) is not None
     text = [] if prepared else run.chain().plan(run.text.goals)
-    archives, count = [path.name for step in text if step.fetches for path in step.writes], parameters(run)
+    read, count = dict.fromkeys(path for step in text for path in step.reads), parameters(run)
+    archives = [path.name for path in read if path.parent == recipe.archives and not path.exists()]
     room, no_room = disk(recipe, count, archives)
     on = "the CPU" if m.cpu else "GPUs"
     print(f"{recipe.row}: {count:,} parameters, {settings.PRECISION or 'fp32'}, on {on}")

@@ -112,6 +112,10 @@ class Recipe:
     size: str = ""
     """the size that the target names, as 18l in wmt14-ende-18l"""
     user_values: dict[str, str] = field(default_factory=dict)
+    grid: Path | None = None
+    """of a grid's run: the grid's folder, which has the text and all runs"""
+    point: str = ""
+    """of a grid's run: its name"""
 
     @property
     def words(self) -> list[str]:
@@ -130,7 +134,7 @@ class Recipe:
 
     @property
     def base(self) -> Path:
-        return Path(self.settings.RUNS, self.name)
+        return self.grid or Path(self.settings.RUNS, self.name)
 
     @property
     def text(self) -> Path:
@@ -144,6 +148,8 @@ class Recipe:
 
     @property
     def run(self) -> Path:
+        if self.grid:
+            return self.grid / self.point
         s = self.settings
         method = s.METHOD if s.rule in ("", "reference") else f"{s.METHOD}-{s.rule}"
         return self.base / self.size / f"{method}-{s.PRESET}-s{s.SEED}"

@@ -20,18 +20,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, PositiveFloat, PositiveInt
 
 from recipes.jobs import SCRIPT, Job, Needs
-from recipes.recipe import Recipe
-from recipes.settings import Settings, validated
+from recipes.settings import validated
 from recipes.steps.common import INTERRUPTED, write_lines
 from recipes.steps.guard import locked
-from recipes.training import Pipeline
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 20
@@ -156,40 +154,30 @@ def submit(path: Path, after: str = "") -> str:
     return output_of("sbatch", "--parsable", *options, path).strip().partition(";")[0]
 
 
-def parts(pipeline: Pipeline, goal: str) -> Iterator[tuple[str, Job]]:
-    """The jobs of a recipe, in order: text, training, the rest. Each job runs one target of the recipe."""
-    recipe, machine = pipeline.recipe, pipeline.machine
-    needs, gpus = recipe.file.needs, 0 if machine.cpu else machine.gpus
-    needed_by = {"prepare": needs}
-    if goal != "prepare":
-        needed_by["train"] = replace(needs, nodes=machine.nodes, gpus=gpus, cpus=1)
-    if goal not in needed_by:
-        needed_by[goal] = replace(needs, gpus=min(1, gpus))
-    for part, needed in needed_by.items():
-        target = recipe.target if part == "all" else f"{recipe.target}-{part}"
-        folder = recipe.text if part == "prepare" else recipe.run  # runs with the same text share its job
-        yield part, Job(target, [sys.executable, "-m", "recipes", target, *recipe.words], folder, needed)
-
-
-def submit_all(jobs: Sequence[Job], settings: Settings, with_gpus: bool) -> None:
-    """Submit jobs, each to begin after the one before it. Jobs that are in the queue already are not submitted again.
+def make(work: Any, goal: str) -> None:
+    """Submit the jobs of a recipe or grid, each to begin after the one before it, unless they are in the queue already.
 
     With WATCH, wait until all have ended.
 
+    Args:
+        work: a `training.Pipeline` or a `grid.grids.Grid`.
+
     Raises:
-        ValueError: Slurm refuses the jobs, or this environment cannot run them.
+        ValueError: Slurm refuses the jobs, or this environment cannot run them; or, with WATCH, a job failed.
         SystemExit: the jobs are submitted, and WATCH is off.
     """
+    if not (jobs := work.jobs(goal)):
+        return
     if not shutil.which("sbatch"):
         raise ValueError("WHERE=slurm needs sbatch, which is not here. Run this where jobs are submitted from.")
     import torch  # takes seconds, so it is not at the top
 
-    if with_gpus and not torch.version.cuda:
+    if not (work.on_cpu or goal == "prepare" or torch.version.cuda):
         raise ValueError(
             f"{sys.prefix} has torch {torch.__version__}, a build without CUDA, and the jobs need GPUs. Take another "
             "build: make setup TORCH=cuda, or TORCH=cu126 for cards before compute capability 7.5 and older drivers."
         )
-    slurm, after, ids = read_settings(Path(settings.SLURM)), "", []
+    slurm, after, ids = read_settings(Path(work.settings.SLURM)), "", []
     with locked(jobs[0].script.parent / ".guard"):
         queue = queued()
         for job in jobs:
@@ -202,11 +190,13 @@ def submit_all(jobs: Sequence[Job], settings: Settings, with_gpus: bool) -> None
                 print(f"job {after}: {job.name}, {job.needs}{f', after {before}' if before else ''}; output: {job.log}")
             ids.append(after)
     print(f"This shell may end. squeue --me shows the jobs, scancel {' '.join(ids)} ends them, WATCH=1 waits for them.")
-    if not settings.WATCH:
+    if not work.settings.WATCH:
         raise SystemExit
     watch({job.script for job in jobs})
     for job in jobs:
         print(f"{job.name}: {job.last_line()}", flush=True)
+    if not work.is_done(goal):
+        raise ValueError(f"Not complete. All output: {', '.join(str(job.log) for job in jobs)}.")
 
 
 def watch(scripts: Collection[Path]) -> None:
@@ -218,27 +208,6 @@ def watch(scripts: Collection[Path]) -> None:
             log.info("%s  %s", time.strftime("%H:%M:%S"), text)
         shown = text
         time.sleep(POLL_SECONDS)
-
-
-def make(pipeline: Pipeline, goal: str) -> None:
-    """Submit the parts of a recipe that are not done.
-
-    Raises:
-        ValueError: Slurm refuses the jobs; or, with WATCH, a job failed.
-        SystemExit: the jobs are submitted, and WATCH is off.
-    """
-    chain = pipeline.chain()
-    jobs = [job for part, job in parts(pipeline, goal) if chain.plan(pipeline.goals[part])]
-    if jobs:
-        submit_all(jobs, pipeline.settings, any(job.needs.gpus for job in jobs))
-        if pipeline.chain().plan(pipeline.goals[goal]):
-            raise ValueError(f"Not complete. All output: {', '.join(str(job.log) for job in jobs)}.")
-
-
-def submit_grid(recipe: Recipe, folder: Path, on_cpu: bool) -> None:
-    """Submit a grid as one job, which makes the text and then submits the runs by `run`."""
-    command = [sys.executable, "-m", "recipes", recipe.target, *recipe.words]
-    submit_all([Job(recipe.target, command, folder, recipe.file.needs)], recipe.settings, not on_cpu)
 
 
 def run(jobs: Sequence[Job], needs: Needs, parallel: int, slurm: Slurm, folder: Path) -> Iterator[tuple[Job, int]]:

@@ -140,12 +140,6 @@ class Text:
                 f"raw {name}", self.folder, self.both(self.raw, name), partial(self._generate, name),
                 settings={"pairs": self.settings.PAIRS},
             )  # fmt: skip
-        names = [] if self.settings.DATA else [text.archive for text in texts.values() if text.archive]
-        sides = (self.source, self.target)
-        archives = list(dict.fromkeys(name.format(language=side) for name in names for side in sides))
-        for archive in archives:
-            path = self.recipe.archives / archive
-            yield Step(f"download {archive}", self.folder, (path,), partial(self._fetch, path, archives), fetches=True)
         for name, text in texts.items():
             yield from (self._extraction(name, text, language) for language in (self.source, self.target))
 
@@ -154,10 +148,16 @@ class Text:
 
         generate_corpus.write(name, (self.source, self.target), self.raw / name, self.settings.PAIRS)
 
-    def _fetch(self, path: Path, archives: list[str]) -> None:
-        from recipes.steps.download import download  # imports requests
+    def _extract(self, archive: Path, *arguments: Any, **options: Any) -> None:
+        """Extract a raw text. Its archive is downloaded first if it is not there."""
+        s, texts = self.settings, self.recipe.file.texts.values()
+        if not (s.DATA or archive.exists()):
+            from recipes.steps.download import download  # imports requests
 
-        download(path, Path(self.settings.TABLE), self.settings.URL, archives, self.recipe.file.needs.text)
+            sides = (self.source, self.target)
+            names = [text.archive.format(language=side) for text in texts for side in sides if text.archive]
+            download(archive, Path(s.TABLE), s.URL, dict.fromkeys(names), self.recipe.file.needs.text)
+        extract(archive, *arguments, **options)
 
     def _extraction(self, name: str, text: Raw, language: str) -> Step:
         """A raw text, from an archive or from its unpacked files."""
@@ -177,7 +177,7 @@ class Text:
         if s.DATA and not archive.is_file():
             archive = Path(s.DATA)
             reads = tuple(unpacked(archive, member) for member in members)
-        program = partial(extract, archive, members, out, **options)
+        program = partial(self._extract, archive, members, out, **options)
         return Step(f"raw {name}.{language}", self.raw, (out,), program, reads, settings)
 
     # -- words and BPE tokens ----------------------------------------------------------------------------------------

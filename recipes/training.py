@@ -10,7 +10,8 @@ import shutil
 import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from fairseq_admin.method.schemes import SCHEMES
 from recipes import machines
 from recipes.chain import Chain, Step
-from recipes.jobs import in_cluster_job
+from recipes.jobs import Job, in_cluster_job
 from recipes.kinds import Multi30k
 from recipes.processes import Failed, plugin, stream
 from recipes.recipe import Recipe
@@ -34,6 +35,8 @@ class Pipeline(ABC):
     """A recipe's steps. Subclasses set the attributes from `arch` to `test`."""
 
     arch: str
+    text_type: Callable[[Recipe], Any]
+    """of the recipe, a `text.Text` or an object with the same attributes"""
     task: list[str]
     batch: list[str]
     """fairseq's options for batches"""
@@ -46,14 +49,13 @@ class Pipeline(ABC):
     test: tuple[Any, ...] = ()
     """of a translation: prefix of the raw test set, and its pair of languages"""
 
-    def __init__(self, recipe: Recipe, text: Any) -> None:
-        """Args: text: a `text.Text`, or an object with the same attributes."""
-        self.recipe, self.settings, self.folder, self.text = recipe, recipe.settings, recipe.run, text
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe, self.settings, self.folder = recipe, recipe.settings, recipe.run
+        self.text = self.text_type(recipe)
         self.machine = machines.plan(recipe.settings)
-        self.folded = SCHEMES[self.settings.METHOD].folds
+        self.on_cpu, self.folded = self.machine.cpu, SCHEMES[self.settings.METHOD].folds
         self.unit = "epochs" if self.settings.EPOCHS else "updates"
         self.length = self.settings.EPOCHS or self.settings.UPDATES
-        self.trained = self.folder / f"trained-{self.length}{'-epochs' if self.settings.EPOCHS else ''}"
         self.average, self.score = self.folder / "average.pt", self.folder / "score.json"
 
     @abstractmethod
@@ -62,6 +64,11 @@ class Pipeline(ABC):
 
     @abstractmethod
     def score_steps(self) -> Iterable[Step]: ...
+
+    @property
+    def trained(self) -> Path:
+        """The mark of the training's end."""
+        return self.folder / f"trained-{self.length}{'-epochs' if self.settings.EPOCHS else ''}"
 
     # -- the whole recipe --------------------------------------------------------------------------------------------
 
@@ -72,6 +79,32 @@ class Pipeline(ABC):
             "prepare": self.text.goals, "train": (self.trained,), "average": (self.final,),
             "generate": (self.generated,), "score": (self.score,), "all": (last,), "preflight": (last,),
         }  # fmt: skip
+
+    def is_done(self, goal: str) -> bool:
+        return not self.chain().plan(self.goals[goal])
+
+    def plan(self, goal: str) -> list[str]:
+        """A line for each step that says whether it would run."""
+        return self.chain().table(self.goals[goal])
+
+    def jobs(self, goal: str) -> list[Job]:
+        """The jobs of a cluster that make a goal, in order: text, training, the rest. Each runs a target of the recipe.
+
+        Complete parts have no job.
+        """
+        recipe, machine, goal = self.recipe, self.machine, "all" if goal == "preflight" else goal
+        needs, gpus = recipe.file.needs, 0 if machine.cpu else machine.gpus
+        needed_by = {"prepare": needs}
+        if goal != "prepare":
+            needed_by["train"] = replace(needs, nodes=machine.nodes, gpus=gpus, cpus=1)
+        if goal not in needed_by:
+            needed_by[goal] = replace(needs, gpus=min(1, gpus))
+        jobs = []
+        for part in (part for part in needed_by if not self.is_done(part)):
+            target = recipe.target if part == "all" else f"{recipe.target}-{part}"
+            folder = recipe.text if part == "prepare" else recipe.run  # runs with the same text share its job
+            jobs.append(Job(target, [sys.executable, "-m", "recipes", target, *recipe.words], folder, needed_by[part]))
+        return jobs
 
     def make(self, goal: str) -> None:
         """Make the files of a goal. Refuse to change the text once a model was trained on it."""
@@ -134,16 +167,16 @@ class Pipeline(ABC):
         yield Step("average", folder, (self.average,), average, (self.trained,), averaging)
         yield Step("model", folder, (self.final,), self._finish, (self.average,))
         yield from self.score_steps()
-        others = sorted({*folder.parent.glob(f"*-{s.PRESET}-s{s.SEED}/score.json")} - {self.score})
+        others = sorted({path.parent for path in folder.parent.glob(f"*-{s.PRESET}-s{s.SEED}/score.json")} - {folder})
         text, page, command = folder / "summary.txt", folder / "report.html", self.recipe.command
-        write = partial(summary.write, folder, command, *self.test)
-        scores = {path.parent.name: digest(path, "sha256")[:12] for path in others}
+        write = partial(summary.write, folder, others, command, *self.test)
+        scores = {other.name: digest(other / "score.json", "sha256")[:12] for other in others}
         yield Step("summary", folder, (text,), write, (self.score,), {"command": command, **scores})
         analysed = [folder / "analysis" / f"{name}.json" for name in s.ANALYSES]
         for path in analysed:
             analyse = partial(self._analyse, path)
             yield Step(f"analyse {path.stem}", folder, (path,), analyse, (self.average,), optional=True)
-        report = partial(plugin, "report", folder, *(path.parent for path in others), "-o", page)
+        report = partial(plugin, "report", folder, *others, "-o", page)
         yield Step("report", folder, (page,), report, (text, *analysed))
 
     # -- training ----------------------------------------------------------------------------------------------------
@@ -160,15 +193,15 @@ class Pipeline(ABC):
         in which the process began, so a resumed run would see other batches than an uninterrupted run.
         """
         s = self.settings
-        options = {
+        options: dict[str, Any] = {
             "--optimizer": "radam", "--adam-betas": "(0.9, 0.98)", "--weight-decay": 0.0, "--clip-norm": 1.0,
             "--lr": s.LR, "--lr-scheduler": "inverse_sqrt", "--warmup-updates": s.WARMUP, "--warmup-init-lr": "1e-7",
             "--criterion": "label_smoothed_cross_entropy_fast", "--label-smoothing": 0.1, "--seed": s.SEED,
             "--update-epoch-batch-itr": "True", "--admin-ffn-init": s.FFN_INIT,
-            **({} if self.recipe.file.is_grid else self.recipe.file.options),
+            **self.recipe.file.options,
         }  # fmt: skip
         options |= {"--admin-init": s.rule} if s.rule not in ("", "reference") else {}
-        return [str(word) for item in options.items() for word in item]
+        return [str(word) for item in options.items() if item[1] is not None for word in item]
 
     def _batches(self) -> list[str]:
         return [*self.batch, "--update-freq", str(self.machine.update_freq)]
@@ -194,10 +227,10 @@ class Pipeline(ABC):
         """The whole command. Only checkpoints of updates are validated, hence the huge intervals in epochs."""
         s, every = self.settings, str(self.settings.SAVE_EVERY)
         if s.EPOCHS:
-            length = f"--max-epoch {s.EPOCHS} --save-interval-updates {every} --keep-interval-updates 1"
+            length = f"--max-epoch {self.length} --save-interval-updates {every} --keep-interval-updates 1"
             length += f" --keep-last-epochs {s.AVERAGE}"
         else:
-            length = f"--max-update {s.UPDATES} --save-interval-updates {every} --keep-interval-updates {s.AVERAGE}"
+            length = f"--max-update {self.length} --save-interval-updates {every} --keep-interval-updates {s.AVERAGE}"
             length += f" --validate-interval-updates {every} --save-interval 1000000 --validate-interval 1000000"
         command = [sys.executable, "-m", "recipes.steps.train", str(self.text.binary), *self.command_options()]
         command += [*length.split(), *self.validated, "--save-dir", str(self.folder / "checkpoints")]

@@ -21,12 +21,12 @@ least this many tokens. Longer lines are skipped: `prepare` has refused or count
 
 
 class Translation(Pipeline):
-    text: Text
+    text_type = Text
     arch = "transformer_admin_18l"
 
     def __init__(self, recipe: Recipe) -> None:
-        text = Text(recipe)
-        super().__init__(recipe, text)
+        super().__init__(recipe)
+        text = self.text
         self.final, self.generated = self.folder / "model/model.pt", self.folder / "generate.txt"
         self.test = (text.raw / "test", self.settings.PAIR)
         self.task = ["--source-lang", text.source, "--target-lang", text.target]

@@ -15,7 +15,7 @@ from recipes.compare.ranking import rankings, table
 from recipes.compare.rows import read_results, write_runs
 from recipes.figures import grid, protocol
 from recipes.figures.drawing import draw_accuracies, draw_curves, draw_rates
-from recipes.grid.front import make, of
+from recipes.grid.front import of
 from recipes.grid.runs import last_change, unigram_entropy
 from recipes.grid.texts import reversed_pairs
 from recipes.recipe import read
@@ -77,8 +77,8 @@ def test_a_row_names_the_commit_of_the_page_that_it_was_run_under(tmp_path):
     assert last_change(page) == decided
     page.write_text("changed afterwards")
     with pytest.raises(ValueError, match="not committed as it is"):
-        make(of(read("compare", {"PROTOCOL": str(page), "RUNS": f"{tmp_path}/runs"})))
-    assert not (tmp_path / "runs").exists(), "nothing is made before it"
+        of(read("compare", {"PROTOCOL": str(page), "RUNS": f"{tmp_path}/runs"})).make("all")
+    assert [path.name for path in (tmp_path / "runs/compare").iterdir()] == [".guard"], "nothing is made before it"
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import conftest
 import pytest
 
 from recipes.compare.rows import write_runs
-from recipes.grid.front import of, plan
+from recipes.grid.front import of
 from recipes.grid.grids import Axes
 from recipes.grid.runs import improved
 from recipes.recipe import collect, files, read
@@ -30,7 +30,7 @@ WARMUP = "WARMUP=5"
 
 def planned(target: str, folder: Path, *words: str) -> list[str]:
     """The plan's line for each run, relative to the folder, in order."""
-    lines = plan(of(read(target, dict(word.split("=", 1) for word in (f"RUNS={folder}", *words)))))
+    lines = of(read(target, dict(word.split("=", 1) for word in (f"RUNS={folder}", *words)))).plan("all")
     assert not list(folder.iterdir())
     return [line.removeprefix(f"run   {folder}/") for line in lines]
 
@@ -63,7 +63,7 @@ def test_the_other_seeds_run_at_the_best_rate(tmp_path):
     tried = next(grid.stages())
     assert [axes["seed"] for axes in tried] == ["1"] * 4
     for axes, bits in zip(tried, (3.0, 1.0, 2.0, 4.0)):
-        write_runs(grid.folder / grid.name(axes) / "result.csv", [result(axes, bits)])
+        write_runs(grid.result(axes), [result(axes, bits)])
     *_, last = grid.stages()
     assert [grid.name(axes) for axes in last] == ["admin-18l-lr3e-4-s2", "admin-18l-lr3e-4-s3"]
 

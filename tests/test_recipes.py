@@ -208,21 +208,21 @@ def test_what_is_too_long_for_the_model_counts_as_empty(tmp_path, caplog):
 # -- summary ---------------------------------------------------------------------------------------------------------
 
 
-def run_summary(folder: Path) -> str:
-    summary.write(folder, "make demo", folder.parent / "raw/test", "de-en")
+def run_summary(folder: Path, *others: Path) -> str:
+    summary.write(folder, list(others), "make demo", folder.parent / "raw/test", "de-en")
     return (folder / "summary.txt").read_text(encoding="utf-8")
 
 
 def test_rules_of_omega_are_set_side_by_side(tmp_path):
     """The summary compares omega's rules. Old rows have no rule: for schemes with omega, it was the paper's."""
-    for name, rule in (("admin-cpu-s1", "reference"), ("admin-constant-cpu-s1", "constant")):
-        run = make_run(tmp_path / name)
-        run_score(run, rule=rule)
+    paper, run = (make_run(tmp_path / name) for name in ("admin-cpu-s1", "admin-constant-cpu-s1"))
+    run_score(paper)
+    run_score(run, rule="constant")
     before = {name: value for name, value in json.loads((run / "score.json").read_text()).items() if name != "rule"}
     assert results.with_rule(before)["rule"] == "reference"
     assert results.with_rule({**before, "method": "pre-ln"})["rule"] == ""
     assert [row["rule"] for row in results.read(tmp_path / "results.csv")] == ["reference", "constant"]
-    assert run_summary(run).splitlines()[2].split() == ["Admin,", "constant", "Admin"]
+    assert run_summary(run, paper).splitlines()[2].split() == ["Admin,", "constant", "Admin"]
     assert {row["rule"] for row in results.read(ROOT / "docs/rows/results.csv")} == {"reference", "constant", ""}
 
 
@@ -241,10 +241,8 @@ def test_summary_of_one_run_and_then_of_two(tmp_path):
     assert about["samples"][0]["hypothesis"] == REFERENCES[0] and about["command"] == "make demo METHOD=admin SEED=1"
 
     post_ln = make_run(tmp_path / "post-ln-cpu-s1", ["at at at"] * 3, bits=5.5)
-    make_run(tmp_path / "pre-ln-cpu-s1")  # not scored, so not shown
-    make_run(tmp_path / "post-ln-cpu-s2")  # another seed, so not shown
     run_score(post_ln, "post-ln")
-    both = run_summary(post_ln)
+    both = run_summary(post_ln, admin)
     (head, scores, *_) = (line.split() for line in both.splitlines()[2:])
     assert head == ["Admin", "Post-LN"]
     assert scores == ["sacreBLEU", "100.00", "0.00"]

@@ -11,7 +11,8 @@ from recipes.chain import Step
 from recipes.compare.rows import Row
 from recipes.grid import texts
 from recipes.grid.grids import Axes, Grid
-from recipes.grid.runs import GUESS, GridRun, PointRecipe, accuracy, cost
+from recipes.grid.runs import GUESS, GridRun, accuracy, cost
+from recipes.recipe import Recipe
 from recipes.settings import Training, validated
 from recipes.steps.checkpoints import newest
 from recipes.steps.common import write_lines
@@ -22,7 +23,7 @@ class Pairs:
 
     assets = ()
 
-    def __init__(self, recipe: PointRecipe, settings: Any) -> None:
+    def __init__(self, recipe: Recipe, settings: Any) -> None:
         self.settings, self.folder, self.binary = settings, recipe.text, recipe.text / "bin"
         self.binarised, self.goals = self.binary / "dict.txt", (self.binary / "label/dict.txt",)
 
@@ -41,11 +42,10 @@ class DeeperRun(GridRun):
     task = []
     batch = ["--max-tokens", "2000", "--required-batch-size-multiple", "1"]
 
-    def __init__(self, grid: Deeper, axes: Axes, updates: int) -> None:
-        self.grid, self.axes = grid, axes
-        recipe = grid.recipe_of(axes, updates)
-        super(GridRun, self).__init__(recipe, Pairs(recipe, grid.settings))
-        self.arch, self.result = "deeper_admin" if axes else "masked_lm_admin", self.folder / "result.csv"
+    def __init__(self, grid: Deeper, axes: Axes) -> None:
+        self.text_type = partial(Pairs, settings=grid.settings)
+        super().__init__(grid, axes)
+        self.arch = "deeper_admin" if axes else "masked_lm_admin"
         self.final = self.generated = self.folder / "model.pt"  # no goal of this grid needs them
 
     def model_options(self) -> list[str]:
@@ -88,17 +88,16 @@ class Deeper(Grid):
             yield from ({"scheme": "none", "layers": "0", "lr": lr, "seed": str(seed)} for lr in s.RATES)
         yield from super().points()
 
-    def recipe_of(self, axes: Axes, updates: int) -> PointRecipe:
+    def recipe_of(self, axes: Axes) -> Recipe:
         s = self.settings
-        values: dict[str, Any] = {name: value for name, value in s if name in Training.model_fields}
-        values |= {"METHOD": "post-ln", "AVERAGE": 1, "MAX_TOKENS": 2000, "UPDATES": updates}
+        values = self.shared(Training.model_fields) | {"METHOD": "post-ln", "AVERAGE": 1, "MAX_TOKENS": 2000}
         if axes:
             warmup = 0 if axes["scheme"] == "dt-fixup" else s.WARMUP
             values |= {"SEED": axes["seed"], "LR": axes["lr"], "WARMUP": warmup}
         else:
             values |= {"UPDATES": s.ENCODER_UPDATES, "SAVE_EVERY": s.ENCODER_SAVE_EVERY, "TRAIN_ARGS": ()}
-        settings = validated(Training, values)
-        return PointRecipe(self.recipe.target, self.recipe.file, settings, grid=self.folder, point=self.name(axes))
+        file = self.recipe.file.model_copy(update={"options": self.options(axes)})
+        return Recipe(self.recipe.target, file, validated(Training, values), grid=self.folder, point=self.name(axes))
 
     def options(self, axes: Axes) -> dict[str, Any]:
         if not axes:

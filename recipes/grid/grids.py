@@ -1,23 +1,33 @@
-"""A grid of runs: its axes, the order of its runs, and the recipe of each run.
+"""A grid of runs: its axes, the order of its runs, the recipe of each run, and the whole grid from start to end.
 
-The grid's YAML file has the axes, and the options of all runs. A run is an ordinary run of a recipe, with its text.
+The grid's YAML file has the axes, and the options of all runs. A run is an ordinary run of a recipe, with its text. An
+interrupted grid goes on with the same command, and repeats no finished run.
 """
 
 from __future__ import annotations
 
 import itertools
-import shlex
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fairseq_admin.method.schemes import SCHEMES
 from recipes import recipe as recipes
+from recipes import slurm
 from recipes.compare.ranking import rankings
 from recipes.compare.rows import read_results
 from recipes.grid import texts
-from recipes.grid.runs import GENERATE_ARGS, GridRun, PointRecipe, TranslationRun
+from recipes.grid.runs import GENERATE_ARGS, GridRun, TranslationRun, last_change
+from recipes.jobs import Job
+from recipes.jobs import run as run_here
 from recipes.recipe import Recipe
+from recipes.settings import validated
+from recipes.steps import gpus
+from recipes.steps.guard import locked
+from recipes.steps.progress import duration
 
 Axes = dict[str, str]
 """A run's value on each axis of the grid."""
@@ -33,11 +43,6 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 
 
-def as_text(value: Any) -> str:
-    """A setting's value as a user would write it."""
-    return shlex.join(map(str, value)) if isinstance(value, tuple) else "" if value is None else str(value)
-
-
 class Grid:
     """A grid of models that translate a generated text, or the text of a recipe."""
 
@@ -51,14 +56,16 @@ class Grid:
         parts = [recipe.target, *(file.named[name].format(user_values[name]) for name in changed)]
         self.folder = Path(s.RUNS, "-".join([*parts, *([s.PRESET] if s.PRESET != "cpu" else [])]))
         self.on_cpu = s.PRESET != "gpu" or "--cpu" in s.TRAIN_ARGS
-
-    @property
-    def patience(self) -> int:
+        self.patience = getattr(s, "PATIENCE", None) or s.UPDATES
         """A run ends early after so many updates without improvement."""
-        return getattr(self.settings, "PATIENCE", None) or self.settings.UPDATES
+
+    # -- the runs ----------------------------------------------------------------------------------------------------
 
     def name(self, axes: Axes) -> str:
         return "-".join(NAMED.get(axis, "{}").format(value) for axis, value in axes.items())
+
+    def result(self, axes: Axes) -> Path:
+        return self.folder / self.name(axes) / "result.csv"
 
     def points(self) -> Iterator[Axes]:
         """All runs, seed by seed: a grid that was stopped has finished some seeds with every scheme and rate."""
@@ -75,23 +82,19 @@ class Grid:
         first = str(self.settings.SEEDS[0])
         tried = [axes for axes in points if axes["seed"] == first]
         yield tried
-        results = [self.folder / self.name(axes) / "result.csv" for axes in tried]
-        best = {(one.scheme, one.layers, one.best) for one in rankings(read_results(results))}
+        best = {(one.scheme, one.layers, one.best) for one in rankings(read_results(map(self.result, tried)))}
         yield [
             axes for axes in points if axes["seed"] != first and (axes["scheme"], axes["layers"], axes["lr"]) in best
         ]
 
-    # -- a run -------------------------------------------------------------------------------------------------------
-
     def run(self, axes: Axes) -> GridRun:
-        return self.run_type(self, axes, self.settings.UPDATES)
+        return self.run_type(self, axes)
 
-    def recipe_of(self, axes: Axes, updates: int) -> PointRecipe:
+    def recipe_of(self, axes: Axes) -> Recipe:
         """The recipe of a run: the grid's settings, the run's values on the axes, and no averaging."""
         s, target = self.settings, TEXTS[self.settings.PRESET]
-        names = {*recipes.files()[target][0].names} - {"PAIRS", "WHERE"}
-        values = {"INIT": "reference"}
-        values |= {name: as_text(value) for name, value in s if name in names and as_text(value)}
+        file, _ = recipes.files()[target]
+        values = file.values("", "cpu") | {"INIT": "reference"} | self.shared({*file.names} - {"PAIRS", "WHERE"})
         values |= {SETTINGS[axis]: value for axis, value in axes.items() if axis in SETTINGS}
         if SCHEMES[axes["scheme"]].ffn is None:  # the scheme sets its own feed-forward weights
             values["FFN_INIT"] = "xavier"
@@ -99,10 +102,15 @@ class Grid:
             raise ValueError(f"DATA={s.DATA} with PRESET={s.PRESET}: the text is generated. Leave DATA= out.")
         if target == "own":
             text = texts.reversed_text(self.folder, (s.PAIRS, s.VALID_PAIRS, s.TEST_PAIRS), s.WORDS)
-            values |= {"DATA": str(text), "PAIR": "a-b", "TOKENISER": "", "MERGES": str(10 * s.WORDS)}
-        values |= {"PRESET": "cpu", "DEVICE": "gpu" if s.PRESET == "gpu" else "cpu", "AVERAGE": "1"}
-        values |= {"GENERATE_ARGS": GENERATE_ARGS, "UPDATES": str(updates)}
-        return PointRecipe(**vars(recipes.read(target, values)), grid=self.folder, point=self.name(axes))
+            values |= {"DATA": str(text), "PAIR": "a-b", "TOKENISER": "", "MERGES": 10 * s.WORDS}
+        values |= {"PRESET": "cpu", "DEVICE": "gpu" if s.PRESET == "gpu" else "cpu", "AVERAGE": 1}
+        settings = validated(file.model, values | {"GENERATE_ARGS": GENERATE_ARGS})
+        file = file.model_copy(update={"options": file.options | self.options(axes)})
+        return Recipe(target, file, settings, grid=self.folder, point=self.name(axes))
+
+    def shared(self, names: Iterable[str]) -> dict[str, Any]:
+        """The grid's settings of these names that have a value."""
+        return {name: value for name, value in self.settings if name in names and value not in (None, "", ())}
 
     def listed(self, *groups: str) -> dict[str, Any]:
         """The options in some groups of the grid's YAML file."""
@@ -114,6 +122,80 @@ class Grid:
         """fairseq's options of a run that are not settings of its recipe. None removes an option of the recipe."""
         betas = {"--adam-betas": f"(0.9, {axes['beta2']})"} if "beta2" in axes else {}
         return self.listed("all") | betas | OPTIMIZERS.get(axes.get("optimizer", ""), {})
+
+    # -- the whole grid ----------------------------------------------------------------------------------------------
+
+    def jobs(self, goal: str) -> list[Job]:
+        """The job of a cluster that makes the grid. It submits the runs."""
+        command = [sys.executable, "-m", "recipes", self.recipe.target, *self.recipe.words]
+        return [Job(self.recipe.target, command, self.folder, self.recipe.file.needs)]
+
+    def is_done(self, goal: str) -> bool:
+        return (self.folder / "table.md").exists()
+
+    def plan(self, goal: str) -> list[str]:
+        """A line for each run that is known. The best rate is not known before there are results."""
+        lines = []
+        try:
+            for stage in self.stages():
+                paths = map(self.result, stage)
+                lines += [f"{'done' if path.exists() else 'run '}  {path.parent}" for path in paths]
+        except FileNotFoundError:
+            lines.append("then the best of those, as the results will show")
+        return lines
+
+    def make(self, goal: str) -> None:
+        """Make the whole grid under a lock of its folder. Jobs of a cluster may still be at work in folders of runs.
+
+        Raises:
+            ValueError: a run failed, or a finished run has other settings.
+        """
+        with locked(self.folder / ".guard", wait=False):
+            self._make()
+
+    def _make(self) -> None:
+        from recipes.figures import grid as figures  # imports matplotlib
+
+        if protocol := getattr(self.settings, "PROTOCOL", ""):
+            last_change(Path(protocol))
+        self.run(next(self.points())).make("prepare")
+        points: dict[str, Axes] = {}
+        for stage in self.stages():
+            self._make_runs(stage)
+            points |= {self.name(axes): axes for axes in stage if axes}
+        figures.write(self.folder, read_results(map(self.result, points.values())))
+        print((self.folder / "table.md").read_text(encoding="utf-8"))
+        print(f"All tables and figures: {self.folder}/*.md, *.csv, *.png")
+
+    def _make_runs(self, points: Sequence[Axes]) -> None:
+        """Make the runs of a stage that are not done."""
+        began, s = time.monotonic(), self.settings
+        done = [axes for axes in points if self.result(axes).exists()]
+        if done:
+            text_settings = self.run(done[0]).text_settings()
+            for axes in done:
+                self.run(axes).check_resume(text_settings)
+        waiting = [axes for axes in points if axes not in done]
+        if not waiting:
+            return
+        print(f"{self.folder}: {len(points)} runs, {len(done)} of them done; {s.JOBS} at a time", flush=True)
+        command = [sys.executable, "-m", "recipes.grid.front", self.recipe.target]
+        names = [self.name(axes) for axes in waiting]
+        runs = [Job(name, [*command, name, *self.recipe.words], self.folder / name) for name in names]
+        if s.WHERE == "slurm":
+            needs = replace(self.recipe.file.needs, gpus=0 if self.on_cpu else 1)
+            ended = slurm.run(runs, needs, s.JOBS, slurm.read_settings(Path(s.SLURM)), self.folder / "slurm")
+        else:
+            ended = run_here(runs, s.JOBS, [] if self.on_cpu else [gpu.index for gpu in gpus.visible()])
+        failed = []
+        for number, (job, status) in enumerate(ended, start=1):
+            failed += [job] if status else []
+            left = (time.monotonic() - began) / number * (len(waiting) - number)
+            text = f"{job.name}: {job.last_line()}; {len(done) + number - len(failed)} of {len(points)} runs done"
+            print(f"{text}, {duration(left)} left" if number < len(waiting) else text, flush=True)
+        if failed:
+            logs = ", ".join(str(job.log) for job in failed[:3])
+            raise ValueError(f"{len(failed)} of {len(waiting)} runs failed; their output: {logs}.")
 
 
 class Warmup(Grid):

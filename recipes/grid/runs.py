@@ -14,7 +14,6 @@ import subprocess
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from recipes.chain import Step
 from recipes.compare.outcome import verdict
 from recipes.compare.rows import Row, write_runs
 from recipes.processes import Diverged
-from recipes.recipe import Recipe
 from recipes.steps.checkpoints import furthest, newest
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.guard import locked
@@ -34,22 +32,6 @@ from recipes.translation import Translation
 GENERATE_ARGS = "--max-len-a 1.2 --max-len-b 10"
 GUESS = 0.5
 """Accuracy of a diverged classifier."""
-
-
-@dataclass(frozen=True)
-class PointRecipe(Recipe):
-    """The recipe of one run. The grid's folder has the text and all runs."""
-
-    grid: Path = Path()
-    point: str = ""
-
-    @property
-    def base(self) -> Path:
-        return self.grid
-
-    @property
-    def run(self) -> Path:
-        return self.grid / self.point
 
 
 def improved(valid: dict[int, float], patience: int, end: int) -> bool:
@@ -88,22 +70,16 @@ def accuracy(log: Path, subset: str) -> float:
 
 
 class GridRun(Pipeline):
-    """A run of a grid, trained for up to `updates` updates."""
+    """A run of a grid."""
 
-    def __init__(self, grid: Any, axes: dict[str, str], updates: int) -> None:
+    def __init__(self, grid: Any, axes: dict[str, str]) -> None:
         self.grid, self.axes = grid, axes
-        super().__init__(grid.recipe_of(axes, updates))  # type: ignore[call-arg]
-        self.result = self.folder / "result.csv"
+        super().__init__(grid.recipe_of(axes))
+        self.folded, self.result = False, self.folder / "result.csv"
 
     @abstractmethod
     def row(self, log: Log, diverged: bool) -> Row:
         """The outcome of the run."""
-
-    def optimisation(self) -> list[str]:
-        """The recipe's options, replaced by the grid's options of the same name. The grid's None removes an option."""
-        words = super().optimisation()
-        options = dict(zip(words[::2], words[1::2])) | self.grid.options(self.axes)
-        return [str(word) for name, value in options.items() if value is not None for word in (name, value)]
 
     def resume_settings(self) -> dict[str, Any]:
         """The recipe's, and the settings of the row: a finished run has no checkpoints to make another row from."""
@@ -119,9 +95,9 @@ class GridRun(Pipeline):
         whole = self.settings.UPDATES
         patience = min(self.grid.patience, whole)
         for end in [*range(patience, whole, patience), whole]:
-            run = type(self)(self.grid, self.axes, end)
+            self.length = end
             if furthest(self.folder, "updates") <= end:
-                run.make("train")
+                self.make("train")
             if not improved(read_log(self.folder / "train.log").valid, patience, end):
                 return
 
@@ -144,10 +120,6 @@ class GridRun(Pipeline):
 class TranslationRun(GridRun, Translation):
     """A run that is scored by its last checkpoint, unfolded: a model that stayed on the plateau may not fold."""
 
-    def __init__(self, grid: Any, axes: dict[str, str], updates: int) -> None:
-        super().__init__(grid, axes, updates)
-        self.folded, self.final = False, newest(self.folder / "checkpoints") or self.final
-
     def steps(self) -> Iterator[Step]:
         return (step for step in super().steps() if step.name not in ("average", "model"))
 
@@ -160,7 +132,9 @@ class TranslationRun(GridRun, Translation):
     def row(self, log: Log, diverged: bool) -> Row:
         s, scores = self.settings, {}
         if not diverged:
-            type(self)(self.grid, self.axes, furthest(self.folder, "updates")).make("score")
+            self.length = furthest(self.folder, "updates")
+            self.final = newest(self.folder / "checkpoints") or self.final
+            self.make("score")
             scores = json.loads(self.score.read_text(encoding="utf-8"))
         entropy = unigram_entropy(self.text.folder / f"bpe/train.{self.text.target}")
         kind, update = verdict(log, entropy, diverged)

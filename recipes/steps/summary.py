@@ -21,7 +21,7 @@ from fairseq_admin.logs import Log
 from fairseq_admin.method.schemes import SCHEMES
 from fairseq_admin.report import tables
 from recipes.steps.common import read_lines, write_lines
-from recipes.steps.results import KEY, papers, read_log, with_rule
+from recipes.steps.results import papers, read_log, with_rule
 
 BASELINES = ("admin", "post-ln", "pre-ln")
 PACKAGES = ("fairseq-admin", "fairseq", "fairseq-fixed", "torch", "sacrebleu")
@@ -36,20 +36,17 @@ class Run:
     log: Log
 
 
-def finished_runs(folder: Path) -> list[Run]:
-    """The scored runs that differ from this run only in method or rule, in the order of the table of schemes."""
-    scores = {
-        path.parent: with_rule(json.loads(path.read_text(encoding="utf-8")))
-        for path in folder.parent.glob("*/score.json")
-    }
-    shared = [name for name in KEY if name not in ("method", "rule")]
-    same = {
-        run: score for run, score in sorted(scores.items()) if all(score[it] == scores[folder][it] for it in shared)
-    }
+def read_score(folder: Path) -> dict[str, str]:
+    return with_rule(json.loads((folder / "score.json").read_text(encoding="utf-8")))
+
+
+def read_runs(folders: list[Path]) -> list[Run]:
+    """The runs, in the order of the table of schemes."""
+    scores = {folder: read_score(folder) for folder in sorted(folders)}
     return [
-        Run(titled(scheme.title, score["rule"]), run, score, read_log(run / "train.log"))
+        Run(titled(scheme.title, score["rule"]), folder, score, read_log(folder / "train.log"))
         for method, scheme in SCHEMES.items()
-        for run, score in same.items()
+        for folder, score in scores.items()
         if score["method"] == method
     ]
 
@@ -69,7 +66,7 @@ def samples(raw: Path, pair: str, folders: list[Path]) -> list[list[str]]:
 
 def about(run: Path, command: str, sentences: list[list[str]]) -> dict[str, Any]:
     """Facts about a run for the report that no other file of the run has."""
-    score = with_rule(json.loads((run / "score.json").read_text(encoding="utf-8")))
+    score = read_score(run)
     packages = {package.metadata["Name"]: package.version for package in metadata.distributions()}
     attempt = score["preset"] in ("", "paper") and score["rule"] in ("", "reference")
     numbers = {(row["recipe"], row["method"]): row for row in papers() if attempt}
@@ -98,10 +95,11 @@ def fitted(text: str, columns: int) -> str:
     return "\n".join(lines) + mark + rest
 
 
-def write(run: Path, command: str, raw: Path | None = None, pair: str = "") -> None:
+def write(run: Path, others: list[Path], command: str, raw: Path | None = None, pair: str = "") -> None:
     """Write RUN/run.json and RUN/summary.txt.
 
     Args:
+        others: folders of the scored runs that differ from this run only in method or rule.
         command: the command that made the run.
         raw: of a translation: prefix of the raw test set, RAW.de and RAW.en.
         pair: of a translation: source and target language, as in de-en.
@@ -109,7 +107,7 @@ def write(run: Path, command: str, raw: Path | None = None, pair: str = "") -> N
     sentences = samples(raw, pair, [run]) if raw else []
     write_lines(run / "run.json", [json.dumps(about(run, command, sentences), indent=2, ensure_ascii=False)])
 
-    runs = finished_runs(run)
+    runs = read_runs([run, *others])
     names = [it.name for it in runs]
     missing = [method for method in BASELINES if method not in [it.score["method"] for it in runs]]
     following = [f"{command} METHOD={method}" for method in missing] or [f"{command} SEED=2"]
