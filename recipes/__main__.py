@@ -22,9 +22,8 @@ from typing import Any
 
 from recipes import recipe as recipes
 from recipes import slurm
-from recipes.jobs import in_cluster_job
 from recipes.language_model import LanguageModel
-from recipes.processes import supervise
+from recipes.processes import in_cluster_job, supervise
 from recipes.recipe import Recipe
 from recipes.steps.common import run
 from recipes.steps.summary import fitted

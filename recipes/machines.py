@@ -1,6 +1,8 @@
 """A run's devices, machines and precision, and how the tokens of an update are divided among them.
 
 An update has the same number of tokens on every machine, so results are comparable.
+
+    python -m recipes.machines 2 bf16     # if torch cannot train on two GPUs, say why and end with status 1
 """
 
 from __future__ import annotations
@@ -13,9 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recipes.jobs import in_cluster_job
+from recipes.processes import in_cluster_job
 from recipes.settings import Training
-from recipes.steps import gpus
 
 SCALED = ["--fp16-scale-window", "256", "--threshold-loss-scale", "0.03125"]
 PRECISIONS = {
@@ -31,6 +32,39 @@ ON_CPUS = ["--distributed-no-spawn", "--distributed-backend", "gloo", "--ddp-bac
 MIN_BATCH_TOKENS = 1024
 """Smallest batch that an update is divided into."""
 GB = 1e9
+
+
+@dataclass(frozen=True)
+class Gpu:
+    index: str
+    uuid: str
+    name: str
+    memory: float | None
+    """In bytes; None for a part of a card (MIG)."""
+
+
+def visible_gpus() -> list[Gpu]:
+    """This machine's GPUs, by nvidia-smi; no GPUs without nvidia-smi.
+
+    CUDA_VISIBLE_DEVICES selects and orders them, by numbers or beginnings of UUIDs. As in CUDA, the first unknown name
+    ends the list.
+    """
+    query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        rows = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
+        cells = [[part.strip() for part in line.split(",")] for line in rows]
+        cards = [Gpu(index, uuid, name, int(mib) * 2.0**20) for index, uuid, name, mib in cells]
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return []
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    chosen: list[Gpu] = []
+    for name in [name.strip() for name in wanted.split(",")] if wanted is not None else [gpu.index for gpu in cards]:
+        part = [Gpu(name, name, "MIG", None)] if cards and name.startswith("MIG-") else []
+        known = part or [gpu for gpu in cards if name and (gpu.index == name or gpu.uuid.startswith(name))]
+        if len(known) != 1:
+            break
+        chosen += known
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -97,7 +131,7 @@ def plan(settings: Training) -> Machines:
     """
     cpu, s = on_cpu(settings), settings
     # The GPUs of a login node say nothing about the nodes where the jobs run.
-    visible = [] if cpu or s.TOKENS is None or (s.WHERE == "slurm" and not in_cluster_job()) else gpus.visible()
+    visible = [] if cpu or s.TOKENS is None or (s.WHERE == "slurm" and not in_cluster_job()) else visible_gpus()
     devices = 1 if cpu else s.GPUS or max(1, len(visible))
     if s.NODES > 1 and devices < len(visible):
         raise ValueError(
@@ -165,10 +199,38 @@ def faults(machines: Machines, precision: str, presets: Mapping[str, Mapping[str
     """
     if machines.cpu:
         return ""
-    command = [sys.executable, "-m", "recipes.steps.gpus", str(machines.gpus), precision]
+    command = [sys.executable, "-m", "recipes.machines", str(machines.gpus), precision]
     done = subprocess.run(command, capture_output=True, text=True)
     if not done.returncode:
         return ""
     reason = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1]
     on_cpu = " or ".join(f"PRESET={name}" for name, values in presets.items() if values.get("DEVICE", "cpu") == "cpu")
     return f"{reason}{f' Or train on a CPU with {on_cpu}.' if on_cpu else ''}"
+
+
+def main() -> None:
+    import torch
+
+    devices, precision = int(sys.argv[1]), sys.argv[2]
+    works = 0
+    try:
+        for number in range(devices):
+            torch.ones(1, device=f"cuda:{number}").add(1)
+            works += 1
+    except (AssertionError, RuntimeError) as error:  # a build without CUDA, an old driver or card, too few cards
+        reason = str(error).partition("\n")[0].rstrip(".")
+        variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+        reason += "" if variable is None else f"; CUDA_VISIBLE_DEVICES={variable}"
+        print(
+            f"torch {torch.__version__} runs on {works} GPUs here ({reason}), and the run needs {devices}. Give GPUS=, "
+            "or take another build: make setup TORCH=cuda, or TORCH=cu126 for cards before compute capability 7.5 and "
+            "older drivers."
+        )
+        raise SystemExit(1) from None
+    if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        print("The GPUs here have no bf16, which comes with compute capability 8.0; take PRECISION=fp16.")
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -17,10 +17,10 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel
 
-from recipes.jobs import Needs
 from recipes.kinds import KINDS
+from recipes.machines import visible_gpus
+from recipes.processes import Needs
 from recipes.settings import Machine, Settings, Training, described, validated
-from recipes.steps import gpus
 
 log = logging.getLogger(__name__)
 HERE = Path(__file__).parent
@@ -95,7 +95,7 @@ class File(BaseModel, extra="forbid", frozen=True):
     def preset(self) -> str:
         """The default preset: `gpu` or `cpu` by this machine if a recipe has both, otherwise the first."""
         if {"cpu", "gpu"} <= self.presets.keys() and not self.is_grid:
-            return "gpu" if gpus.visible() else "cpu"
+            return "gpu" if visible_gpus() else "cpu"
         return next(iter(self.presets))
 
     def values(self, size: str, preset: str) -> dict[str, Any]:

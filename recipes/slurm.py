@@ -26,7 +26,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, PositiveFloat, PositiveInt
 
-from recipes.jobs import SCRIPT, Job, Needs
+from recipes.processes import SCRIPT, Job, Needs
 from recipes.settings import validated
 from recipes.steps.common import INTERRUPTED, write_lines
 from recipes.steps.guard import locked

@@ -15,9 +15,8 @@ import pytest
 from conftest import ROOT, front, make_environment
 
 from recipes import slurm
-from recipes.jobs import SCRIPT, Job, Needs, run
 from recipes.kinds import Demo
-from recipes.processes import INTERRUPTED
+from recipes.processes import INTERRUPTED, SCRIPT, Job, Needs, run_jobs
 from recipes.recipe import read
 from recipes.steps.results import read as read_results
 from recipes.translation import Translation
@@ -47,7 +46,7 @@ def test_jobs_here_run_side_by_side_each_on_its_device(tmp_path):
         "sys.exit(3 if WHO == 'c' else 0)"
     )
     begin = time.monotonic()
-    over = list(run([job(tmp_path, name, program) for name in "abcd"], 2, ["5", "7"]))
+    over = list(run_jobs([job(tmp_path, name, program) for name in "abcd"], 2, ["5", "7"]))
     assert statuses(over) == {"a": 0, "b": 0, "c": 3, "d": 0}
     assert time.monotonic() - begin > 0.6, "two at a time"
     said = {one.name: one.last_line() for one, _ in over}
@@ -57,13 +56,12 @@ def test_jobs_here_run_side_by_side_each_on_its_device(tmp_path):
 GRID = """
 import sys
 from pathlib import Path
-from recipes import jobs
-from recipes.processes import supervise
+from recipes.processes import Job, run_jobs, supervise
 from recipes.steps.common import run
 folder = Path(sys.argv[1])
 save = "trap 'sleep 1; touch saved; exit 130' USR2; touch began; while true; do sleep 0.1; done"
-runs = [jobs.Job(name, ["bash", "-c", f"cd {folder / name}; {save}"], folder / name) for name in "abc"]
-sys.exit(supervise(lambda: run(lambda: list(jobs.run(runs, 2, [])))))
+runs = [Job(name, ["bash", "-c", f"cd {folder / name}; {save}"], folder / name) for name in "abc"]
+sys.exit(supervise(lambda: run(lambda: list(run_jobs(runs, 2, [])))))
 """
 
 

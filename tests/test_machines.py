@@ -15,10 +15,9 @@ from conftest import ROOT, front, make_environment
 from recipes import machines
 from recipes.__main__ import main
 from recipes.grid import front as grids
-from recipes.jobs import SCRIPT
 from recipes.kinds import Demo
+from recipes.processes import SCRIPT
 from recipes.recipe import read
-from recipes.steps import gpus
 from recipes.steps.progress import progress
 from recipes.translation import Translation
 
@@ -113,17 +112,17 @@ def test_where_gpus_are_missing_the_presets_for_a_cpu_are_named():
 
 def test_cuda_visible_devices_chooses_in_its_order(nvidia_smi, monkeypatch):
     nvidia_smi((16384, "A"), (49152, "B"), (81920, "C"))
-    assert [(gpu.name, round(gpu.memory / 1e9)) for gpu in gpus.visible()] == [("A", 17), ("B", 52), ("C", 86)]
+    assert [(gpu.name, round(gpu.memory / 1e9)) for gpu in machines.visible_gpus()] == [("A", 17), ("B", 52), ("C", 86)]
     for wanted, names in {
         "2,0": "CA", "": "", "-1": "", "1": "B", " 1 , 2": "BC", "GPU-b": "B", "0,7,1": "A", "GPU-x,0": "",
     }.items():  # fmt: skip
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
-        assert "".join(gpu.name for gpu in gpus.visible()) == names, wanted
+        assert "".join(gpu.name for gpu in machines.visible_gpus()) == names, wanted
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1234")
-    assert [(gpu.name, gpu.memory) for gpu in gpus.visible()] == [("MIG", None)]
+    assert [(gpu.name, gpu.memory) for gpu in machines.visible_gpus()] == [("MIG", None)]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     nvidia_smi((16384, "A"), status=9)
-    assert gpus.visible() == []
+    assert machines.visible_gpus() == []
 
 
 @pytest.mark.cuda

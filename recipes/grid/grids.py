@@ -21,11 +21,10 @@ from recipes.compare.ranking import rankings
 from recipes.compare.rows import read_results
 from recipes.grid import texts
 from recipes.grid.runs import GENERATE_ARGS, GridRun, TranslationRun, last_change
-from recipes.jobs import Job
-from recipes.jobs import run as run_here
+from recipes.machines import visible_gpus
+from recipes.processes import Job, run_jobs
 from recipes.recipe import Recipe
 from recipes.settings import validated
-from recipes.steps import gpus
 from recipes.steps.guard import locked
 from recipes.steps.progress import duration
 
@@ -186,7 +185,7 @@ class Grid:
             needs = replace(self.recipe.file.needs, gpus=0 if self.on_cpu else 1)
             ended = slurm.run(runs, needs, s.JOBS, slurm.read_settings(Path(s.SLURM)), self.folder / "slurm")
         else:
-            ended = run_here(runs, s.JOBS, [] if self.on_cpu else [gpu.index for gpu in gpus.visible()])
+            ended = run_jobs(runs, s.JOBS, [] if self.on_cpu else [gpu.index for gpu in visible_gpus()])
         failed = []
         for number, (job, status) in enumerate(ended, start=1):
             failed += [job] if status else []
