@@ -69,7 +69,10 @@ def perform(work: Any, goal: str, submits: bool) -> None:
         from recipes.preflight import page  # imports torch
 
         return page(work)
-    slurm.make(work, goal) if submits else work.make(goal)
+    if submits:
+        slurm.make(work, goal)
+    else:
+        work.make(goal)
     recipe = work.recipe
     if goal == "all" and not recipe.file.is_grid:
         text = (recipe.run / "summary.txt").read_text(encoding="utf-8")
@@ -118,6 +121,7 @@ def main() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     flags, *_ = [*os.environ.get("MAKEFLAGS", "").split(), ""]
     if args.dry_run or (not flags.startswith("-") and "n" in flags):
+        goal = "all" if goal == "preflight" else goal
         jobs = [f"job  {job.name}: {job.needs}" for job in work.jobs(goal)] if submits else []
         print("\n".join([*jobs, *work.plan(goal)]))
         return

@@ -76,7 +76,7 @@ class Pipeline(ABC):
         last = self.folder / "report.html"
         return {
             "prepare": self.text.goals, "train": (self.trained,), "average": (self.final,),
-            "generate": (self.generated,), "score": (self.score,), "all": (last,), "preflight": (last,),
+            "generate": (self.generated,), "score": (self.score,), "all": (last,),
         }  # fmt: skip
 
     def is_done(self, goal: str) -> bool:
@@ -91,7 +91,7 @@ class Pipeline(ABC):
 
         Complete parts have no job.
         """
-        recipe, machine, goal = self.recipe, self.machine, "all" if goal == "preflight" else goal
+        recipe, machine = self.recipe, self.machine
         needs, gpus = recipe.file.needs, 0 if machine.cpu else machine.gpus
         needed_by = {"prepare": needs}
         if goal != "prepare":

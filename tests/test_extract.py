@@ -131,6 +131,13 @@ def test_a_damaged_archive_is_refused(tmp_path, out, shape):
         assert any(said in message for said in ("truncated or corrupt archive (", "is not UTF-8", "no line is left"))
 
 
+def test_an_archive_of_the_users_is_compared_with_the_table(tmp_path, out):
+    archive, table = one(tmp_path, b"x\n"), tmp_path / "table"
+    table.write_text(f"x.tgz\t{archive.stat().st_size + 1}\t-\thttp://x\n")
+    message = refused(out, archive, ["text"], table=table)
+    assert message.startswith(f"{archive}: found ") and message.endswith(". Fetch it again, or leave DATA out.")
+
+
 @pytest.mark.parametrize(
     ("data", "members", "kind", "message"),
     [

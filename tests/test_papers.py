@@ -135,30 +135,6 @@ def test_wmt14_from_download_to_a_score(recipe, target, source, tmp_path):
     assert len(test) == held
 
 
-def test_a_wrong_archive_leaves_no_trace(tmp_path):
-    """After the right archive replaces a wrong one in DATA, the text is right. Nothing must be removed first."""
-    members = archives.contents(pairs=50)["de-en.tgz"]
-    name = "de-en/IWSLT14.TED.dev2010.de-en.de.xml"
-    wrong = {**members, name: members[name].replace(b"<seg id", b"<dropped id", 1)}
-    raw = tmp_path / "runs/iwslt14/data/raw/test.de"
-
-    def extracted(folder: str) -> tuple[int, int]:
-        given = {"DATA": str(tmp_path / folder), "RUNS": f"{tmp_path}/runs"}
-        chain = Chain(Translation(recipe.read("iwslt14", given)).steps())
-        planned = len(chain.plan([raw]))
-        chain.make([raw])
-        return len(read_lines(raw)), planned
-
-    for folder, held in (("wrong", wrong), ("right", members)):
-        (tmp_path / folder).mkdir()
-        archives.write_tar(tmp_path / folder / "de-en.tgz", held)
-    assert [extracted(folder) for folder in ("wrong", "right", "right")] == [(59, 1), (60, 1), (60, 0)]
-    right = tmp_path / "right/de-en.tgz"
-    right.write_bytes(right.read_bytes()[: right.stat().st_size // 2])
-    with pytest.raises(ValueError, match=f"{right}: found a truncated or corrupt archive .* leave DATA out."):
-        extracted("right")
-
-
 def test_a_text_is_compared_with_what_is_published(tmp_path, caplog):
     """A wrong number of pairs is refused. A message says whether the files are fairseq's, by git blob ids."""
     settings = planned("iwslt14").settings

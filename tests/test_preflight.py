@@ -75,9 +75,3 @@ def test_missing_files_are_named(tmp_path):
     (archives,) = [line for line in done.stdout.splitlines() if line.startswith("text: to download: ")]
     assert "training-parallel-europarl-v7.tgz" in archives
     assert "not timed: the recipe's device is not here" in done.stdout
-
-
-def test_what_cannot_be_is_refused_in_one_line():
-    done = make("wmt15")
-    assert done.returncode == 2 and done.stderr.startswith("wmt15-preflight is unknown; expected one of compare")
-    assert len(done.stderr.splitlines()) == 1
