@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 
+from fairseq_admin.bar import bar
 from fairseq_admin.logs import Record, parse_line
 
 # The head of a log line: in fairseq's format, or in Python's if a library set up logging first.
@@ -18,8 +19,6 @@ CONTINUED = re.compile(r"\s|\)")
 # fairseq-generate's lines for a sentence: the hypothesis, and all others.
 HYPOTHESIS = re.compile(r"H-\d+\t")
 DETAIL = re.compile(r"[STDPAEI]-\d+(_\d+)?\t")
-SENTENCES, SECONDS = 100, 10
-"""While translating, a line comes after this many sentences or seconds."""
 BEGIN = "begin training epoch"
 OUT_OF_MEMORY = "OOM: Ran out of memory"
 """fairseq's message when a GPU runs out of memory. fairseq then skips the batch."""
@@ -54,10 +53,10 @@ def progress(
         updates, epochs: length of the run; one of them is 0.
         smaller_batch: tokens of the batch to recommend if a GPU runs out of memory.
         every: updates from one interval to the next, for a line before the first interval.
-        sentences: number of sentences to translate.
+        sentences: number of sentences to translate, for a bar on stderr.
     """
     first: tuple[float, float] | None = None
-    hypotheses, begun, shown = 0, 0.0, (0, 0.0)
+    translated = bar("translate", sentences, " sentences", hidden=not sentences, prefix="")
     hidden = warned = False
     for line in lines:
         if OUT_OF_MEMORY in line and not warned:
@@ -80,14 +79,7 @@ def progress(
         elif record and record.tag == "valid":
             yield f"{position(record, updates, epochs)}  valid {record.bits:6.3f} bits/token"
         elif HYPOTHESIS.match(line):
-            hypotheses, now = hypotheses + 1, clock()
-            if hypotheses == 1:
-                begun, shown = now, (0, now)
-            if hypotheses - shown[0] >= SENTENCES or now - shown[1] >= SECONDS:
-                shown = (hypotheses, now)
-                text = f"translated {hypotheses}{f' of {sentences}' if sentences else ''} sentences"
-                left = (now - begun) / max(1, hypotheses - 1) * max(0, sentences - hypotheses)
-                yield f"{text}, {duration(left)} left" if left else text
+            translated.update()
         elif every and BEGIN in line:
             yield f"The first {every} updates take a while: no line comes before."
             every = 0
@@ -98,3 +90,4 @@ def progress(
         elif not DETAIL.match(line) and not (hidden and CONTINUED.match(line)):
             hidden = False
             yield line.rstrip("\n")
+    translated.close()
