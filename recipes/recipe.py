@@ -1,4 +1,4 @@
-"""Recipes and grids of runs: their YAML files, the user's settings, and their folders."""
+"""Recipes and grids of runs: their YAML files, the user's settings with errors and help, and their folders."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from recipes.kinds import KINDS
 from recipes.machines import visible_gpus
 from recipes.processes import Needs
-from recipes.settings import Machine, Settings, Training, described, validated
+from recipes.settings import KINDS, Machine, Settings, Training
 
 log = logging.getLogger(__name__)
+Model = TypeVar("Model", bound=BaseModel)
 HERE = Path(__file__).parent
 MAKEFILE_VARIABLES = {"PYTHON", "VENV", "TORCH", "PYTEST", "TARGET", "RECIPE"}
 """Variables that the Makefile itself reads. They are not settings."""
@@ -254,3 +254,42 @@ def help_lines(target: str, user_values: dict[str, str]) -> list[str]:
     hidden |= {"UPDATES"} if values.get("EPOCHS") else set()
     lines = [f"make {target} PRESET={'|'.join(file.presets)}", ""]
     return [*lines, *described(file.model, [name for name in file.names if name not in hidden], values)]
+
+
+# -- errors and help ------------------------------------------------------------------------------------------------
+
+
+def validated(model: type[Model], values: dict[str, Any]) -> Model:
+    """The model of these values.
+
+    Raises:
+        ValueError: a value is invalid, or some values contradict each other; the message has one line.
+    """
+    try:
+        return model(**values)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        message = fault["msg"].removeprefix("Value error, ")
+        if not fault["loc"]:
+            raise ValueError(message) from None
+        name = str(fault["loc"][0])
+        if fault["type"] == "extra_forbidden":
+            raise ValueError(f"{name} is unknown; expected one of {', '.join(model.model_fields)}.") from None
+        meaning = " ".join((model.model_fields[name].description or "").split())
+        if fault["type"] == "missing":
+            raise ValueError(f"{name}= is missing; expected {meaning}.") from None
+        expected = f"expected {message}" if fault["type"] == "value_error" else message[0].lower() + message[1:]
+        value = values.get(name, fault["input"])
+        raise ValueError(f"{name}={value} is invalid: {expected}{f' ({meaning})' if meaning else ''}.") from None
+
+
+def described(model: type[BaseModel], names: Iterable[str], values: dict[str, Any]) -> Iterator[str]:
+    """A line for each of the named fields: name, value (or else the default), meaning, choices."""
+    schemas = model.model_json_schema(by_alias=False)["properties"]
+    for name in names:
+        schema = schemas[name]
+        value = values.get(name, schema.get("default"))
+        shown = "" if value in (None, "", [], {}) else f"={' '.join(map(str, value)) if type(value) is list else value}"
+        choices = " ".join(schema.get("enum") or schema.get("items", {}).get("enum") or ()).strip()
+        meaning = filter(None, [" ".join(schema.get("description", "").split()), choices])
+        yield f"{name}{shown}: {'; one of: '.join(meaning)}"

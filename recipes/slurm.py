@@ -27,7 +27,7 @@ import yaml
 from pydantic import BaseModel, PositiveFloat, PositiveInt
 
 from recipes.processes import SCRIPT, Job, Needs
-from recipes.settings import validated
+from recipes.recipe import validated
 from recipes.steps.common import INTERRUPTED, write_lines
 from recipes.steps.guard import locked
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from fairseq_admin.text.tokens import Text as Tokens
 from recipes.chain import Step
-from recipes.kinds import Demo, Multi30k
 from recipes.processes import stream
 from recipes.recipe import Raw, Recipe
+from recipes.settings import Demo, Multi30k
 from recipes.steps import bpe, pairs
 from recipes.steps.common import replacing
 from recipes.steps.extract import extract, unpacked
@@ -164,8 +164,8 @@ class Text:
         s, out = self.settings, self.raw / f"{name}.{language}"
         side = "src" if language == self.source else "ref"
         members = [member.format(language=language, side=side) for member in text.members]
-        options: dict[str, Any] = {"kind": text.kind, "straight": text.straight_apostrophe}
-        settings: dict[str, Any] = {"members": members, "as": [text.kind], "straight": text.straight_apostrophe}
+        options: dict[str, Any] = {"straight": text.straight_apostrophe}
+        settings = {"members": members, "as": [text.kind], **options}
         if isinstance(s, Multi30k):
             options["sums"] = Path(s.SUMS)
             settings["sums"] = describe(options["sums"])["sha256"]
@@ -177,7 +177,7 @@ class Text:
         if s.DATA and not archive.is_file():
             archive = Path(s.DATA)
             reads = tuple(unpacked(archive, member) for member in members)
-        program = partial(self._extract, archive, members, out, **options)
+        program = partial(self._extract, archive, members, out, text.kind, **options)
         return Step(f"raw {name}.{language}", self.raw, (out,), program, reads, settings)
 
     # -- words and BPE tokens ----------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ from typing import Any
 from fairseq_admin.method.schemes import SCHEMES
 from recipes import machines
 from recipes.chain import Chain, Step
-from recipes.kinds import Multi30k
 from recipes.processes import Failed, Job, in_cluster_job, plugin, stream
 from recipes.recipe import Recipe
+from recipes.settings import Multi30k
 from recipes.steps import checkpoints, records, results, summary
 from recipes.steps.common import replacing, write_lines
 from recipes.steps.guard import await_files, exclusive_folder

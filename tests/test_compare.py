@@ -13,7 +13,7 @@ from recipes.compare.intervals import contrast, with_interval
 from recipes.compare.outcome import loss, mean_of_last, still_falling, verdict
 from recipes.compare.ranking import rankings, table
 from recipes.compare.rows import read_results, write_runs
-from recipes.figures import grid, protocol
+from recipes.figures import drawing, protocol
 from recipes.figures.drawing import draw_accuracies, draw_curves, draw_rates
 from recipes.grid.front import of
 from recipes.grid.runs import last_change, unigram_entropy
@@ -110,7 +110,7 @@ def test_rows_are_kept_as_they_are(tmp_path):
         write_runs(file, [row])
     outcomes = []
     for name, given in (("a", files), ("b", [tmp_path / "a/runs.csv"])):
-        grid.write(tmp_path / name, read_results(given))
+        drawing.write(tmp_path / name, read_results(given))
         outcomes.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
     assert outcomes[0] == outcomes[1] and len(outcomes[0]) == 5
     assert read_results([tmp_path / "a/runs.csv"]) == rows

@@ -15,9 +15,9 @@ import pytest
 from conftest import ROOT, front, make_environment
 
 from recipes import slurm
-from recipes.kinds import Demo
 from recipes.processes import INTERRUPTED, SCRIPT, Job, Needs, run_jobs
 from recipes.recipe import read
+from recipes.settings import Demo
 from recipes.steps.results import read as read_results
 from recipes.translation import Translation
 

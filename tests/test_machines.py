@@ -15,9 +15,9 @@ from conftest import ROOT, front, make_environment
 from recipes import machines
 from recipes.__main__ import main
 from recipes.grid import front as grids
-from recipes.kinds import Demo
 from recipes.processes import SCRIPT
 from recipes.recipe import read
+from recipes.settings import Demo
 from recipes.steps.progress import progress
 from recipes.translation import Translation
 

@@ -12,7 +12,7 @@ import pytest
 
 from recipes import preflight as page
 from recipes import recipe
-from recipes.kinds import Demo
+from recipes.settings import Demo
 
 
 def make(recipe: str, *variables: str) -> subprocess.CompletedProcess:

@@ -1,10 +1,15 @@
-"""Figures of a grid: the loss by update, and a measure by learning rate or number of new layers."""
+"""Tables and figures of a grid, in its folder.
+
+runs.csv has a row for each run; table.csv and table.md compare the schemes (recipes/compare/ranking.py). rates.png
+shows losses by rate, curves.png (make compare) losses by update, accuracy.png (make deeper) accuracies by the number
+of new layers.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,10 +18,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fairseq_admin.analysis.figure import ALWAYS, COLOURS, few_colours, plain_logarithmic
-from recipes.compare.intervals import FEWEST
-from recipes.compare.outcome import EXPLODED, PLATEAU, last, loss
-from recipes.compare.ranking import Measure, accuracy, by_level, rankings
-from recipes.compare.rows import TITLES, Row, depths_of, grouped, sizes, values
+from recipes.compare.intervals import FEWEST, LEVEL
+from recipes.compare.outcome import EXPLODED, LAST, PLATEAU, last, loss
+from recipes.compare.ranking import Measure, accuracy, by_level, learning, rankings, table
+from recipes.compare.rows import TITLES, Row, depths_of, grouped, sizes, titled, values, write_runs, write_table
 from recipes.steps.common import replacing
 
 STYLES = ("-", "--", ":", "-.")
@@ -174,3 +179,31 @@ def draw_accuracies(rows: Sequence[Row]) -> Figure:
     axes.set(xlabel="new layers (0: the head alone)", ylabel="accuracy, test")
     legend(figure, axes, "lines: means of the seeds (dots) at the best rate")
     return figure
+
+
+def notes(rows: Sequence[Row]) -> Iterator[str]:
+    """The notes below a table."""
+    yield f"Columns: recipes/compare/ranking.py. Brackets: Student's t over the seeds, {LEVEL:.0%}."
+    if "entropy" in rows[0]:
+        entropy = ", ".join(sorted({f"{row['entropy']:.3f}" for row in rows}))
+        yield (
+            f"Bits: the mean of a run's last {LAST} validations. A token has an entropy of {entropy} bits; a run "
+            f"learned if its last validation is below {PLATEAU} of that (recipes/compare/outcome.py)."
+        )
+        yield from (f"BLEU: {text}" for text in values((row for row in rows if row["signature"]), "signature"))
+    code, machines = (", ".join(values(rows, name)) for name in ("commit", "hardware"))
+    hours = sum(row["seconds"] for row in rows) / 3600
+    yield f"Commit {code}; {machines}; {hours:.2f} hours of updates in {len(rows)} runs."
+
+
+def write(folder: Path, rows: Sequence[Row]) -> None:
+    """Write all tables and figures."""
+    write_runs(folder / "runs.csv", rows)
+    compared = table(rows) if "layers" in rows[0] else learning(rows)
+    write_table(folder / "table", titled(compared), notes(rows))
+    if "diverged" in rows[0]:
+        save(draw_accuracies(rows), folder / "accuracy.png")
+        return
+    save(draw_rates(rows), folder / "rates.png")
+    if "layers" in rows[0]:
+        save(draw_curves(rows), folder / "curves.png")

@@ -27,8 +27,8 @@ from pydantic import PositiveFloat
 from recipes.bench.common import machine
 from recipes.compare.rows import Row, write_runs
 from recipes.processes import process_group
-from recipes.recipe import collect
-from recipes.settings import Data, Machine, Pair, validated
+from recipes.recipe import collect, validated
+from recipes.settings import Data, Machine, Pair
 from recipes.steps.common import run
 
 PRECISIONS = {"cuda": ("fp16", "bf16"), "cpu": ("fp32",)}

@@ -12,8 +12,8 @@ from recipes.compare.rows import Row
 from recipes.grid import texts
 from recipes.grid.grids import Axes, Grid
 from recipes.grid.runs import GUESS, GridRun, accuracy, cost
-from recipes.recipe import Recipe
-from recipes.settings import Training, validated
+from recipes.recipe import Recipe, validated
+from recipes.settings import Training
 from recipes.steps.checkpoints import newest
 from recipes.steps.common import write_lines
 

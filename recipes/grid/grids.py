@@ -23,8 +23,7 @@ from recipes.grid import texts
 from recipes.grid.runs import GENERATE_ARGS, GridRun, TranslationRun, last_change
 from recipes.machines import visible_gpus
 from recipes.processes import Job, run_jobs
-from recipes.recipe import Recipe
-from recipes.settings import validated
+from recipes.recipe import Recipe, validated
 from recipes.steps.guard import locked
 from recipes.steps.progress import duration
 
@@ -153,7 +152,7 @@ class Grid:
             self._make()
 
     def _make(self) -> None:
-        from recipes.figures import grid as figures  # imports matplotlib
+        from recipes.figures import drawing  # imports matplotlib
 
         if protocol := getattr(self.settings, "PROTOCOL", ""):
             last_change(Path(protocol))
@@ -162,7 +161,7 @@ class Grid:
         for stage in self.stages():
             self._make_runs(stage)
             points |= {self.name(axes): axes for axes in stage if axes}
-        figures.write(self.folder, read_results(map(self.result, points.values())))
+        drawing.write(self.folder, read_results(map(self.result, points.values())))
         print((self.folder / "table.md").read_text(encoding="utf-8"))
         print(f"All tables and figures: {self.folder}/*.md, *.csv, *.png")
 
