@@ -83,9 +83,8 @@ class Machines:
     """MAX_TOKENS to give if a GPU runs out of memory; 0: unknown"""
 
     def __str__(self) -> str:
-        devices = "the CPU" if self.cpu else f"{self.gpus} GPUs"
-        batches = f"{self.update_freq} batches of up to {self.max_tokens} tokens"
-        return f"An update of {self.tokens} tokens: {self.nodes} nodes x {devices} x {batches}."
+        """The parts of an update: nodes x devices x batches."""
+        return f"{self.nodes} x {self.gpus} x {self.update_freq} batches of up to {self.max_tokens} tokens"
 
     @property
     def tokens(self) -> int:

@@ -117,7 +117,7 @@ def page(run: Pipeline) -> None:
     room, no_room = disk(recipe, count, archives)
     on = "the CPU" if m.cpu else "GPUs"
     print(f"{recipe.row}: {count:,} parameters, {settings.PRECISION or 'fp32'}, on {on}")
-    print(f"plan: {m.nodes} x {m.gpus} x {m.update_freq} x {m.max_tokens} = {m.tokens} tokens an update")
+    print(f"plan: an update of {m.tokens} tokens: {m} (nodes x devices x batches)")
     print(room)
     if archives:
         print(f"text: to download: {' '.join(archives)}")

@@ -109,7 +109,7 @@ class Pipeline(ABC):
         """Make the files of a goal. Refuse to change the text once a model was trained on it."""
         chain, recipe = self.chain(), self.recipe
         if self.settings.TOKENS and goal != "prepare" and chain.plan([self.trained]):
-            print(self.machine, flush=True)
+            print(f"An update of {self.machine.tokens} tokens: {self.machine} (nodes x devices x batches).", flush=True)
         warnings.simplefilter("ignore")  # fairseq and its libraries warn of one another, which a user cannot fix
         if self.machine.node and in_cluster_job():
             await_files(self.goals["prepare"])  # an earlier job made the text
@@ -152,13 +152,12 @@ class Pipeline(ABC):
 
     def steps(self) -> Iterator[Step]:
         """Summary and report compare the run with existing results of other methods."""
-        s, m, folder = self.settings, self.machine, self.folder
+        s, folder = self.settings, self.folder
         yield from self.text.steps()
-        where = f"{m.nodes} x {m.gpus} x {m.update_freq} batches of up to {m.max_tokens} tokens"
         yield Step(
             "train", folder, (self.trained,), self.train, (self.text.binarised,),
             {"length": {self.unit: self.length}, "held": self.resume_settings()}, trains=True,
-            title=f"train: {self.length} {self.unit}, each of {where}",
+            title=f"train: {self.length} {self.unit}, each of {self.machine}",
         )  # fmt: skip
         words = (folder / "checkpoints", "--by", self.unit, "--last", s.AVERAGE, "-o", self.average)
         average = partial(plugin, "average", *words, "--data", self.text.binary)

@@ -57,7 +57,7 @@ def test_a_recipe_that_works_has_a_page(tmp_path, corpus):
     done = make("demo", *small)
     assert done.returncode == 0, done.stdout + done.stderr
     for expected in (
-        r"demo: [\d,]+ parameters, fp32, on the CPU", r"plan: 1 x 1 x 1 x 64 = 64 tokens an update",
+        r"demo: [\d,]+ parameters, fp32, on the CPU", r"plan: an update of 64 tokens: 1 x 1 x 1 batches",
         r"disk: archives .*, text .*, checkpoints .* are free at ",
         r"timed: .* s an update, \d+ updates an epoch, 700 in all: .* hours, validations",
         r"cost: [\d.]+, at 2 an hour", r"It can work here\.",
@@ -71,7 +71,7 @@ def test_missing_files_are_named(tmp_path):
     done = make("wmt14-ende-18l", f"RUNS={tmp_path}", "GPUS=4")
     (fault,) = [line for line in done.stderr.splitlines() if not line.startswith("make")]
     assert done.returncode == 2 and fault.startswith("It cannot work here: torch ") and "runs on 0 GPUs" in fault
-    assert "plan: 1 x 4 x 1 x 8192 = 32768 tokens an update" in done.stdout
+    assert "plan: an update of 32768 tokens: 1 x 4 x 1 batches of up to 8192 tokens" in done.stdout
     (archives,) = [line for line in done.stdout.splitlines() if line.startswith("text: to download: ")]
     assert "training-parallel-europarl-v7.tgz" in archives
     assert "not timed: the recipe's device is not here" in done.stdout
