@@ -202,7 +202,8 @@ def faults(machines: Machines, precision: str, presets: Mapping[str, Mapping[str
     done = subprocess.run(command, capture_output=True, text=True)
     if not done.returncode:
         return ""
-    reason = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1]
+    lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
+    reason = lines[-1] if lines else f"Trying torch on the GPUs ended with status {done.returncode}."
     on_cpu = " or ".join(f"PRESET={name}" for name, values in presets.items() if values.get("DEVICE", "cpu") == "cpu")
     return f"{reason}{f' Or train on a CPU with {on_cpu}.' if on_cpu else ''}"
 

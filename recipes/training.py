@@ -9,7 +9,6 @@ import logging
 import shutil
 import sys
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -30,7 +29,7 @@ from recipes.steps.table import digest
 log = logging.getLogger(__name__)
 
 
-class Pipeline(ABC):
+class Pipeline:
     """A recipe's steps. Subclasses set the attributes from `arch` to `test`."""
 
     arch: str
@@ -57,12 +56,12 @@ class Pipeline(ABC):
         self.length = self.settings.EPOCHS or self.settings.UPDATES
         self.average, self.score = self.folder / "average.pt", self.folder / "score.json"
 
-    @abstractmethod
     def model_options(self) -> list[str]:
         """fairseq's options for the sizes of the model."""
+        return []
 
-    @abstractmethod
-    def score_steps(self) -> Iterable[Step]: ...
+    def score_steps(self) -> Iterable[Step]:
+        return ()
 
     @property
     def trained(self) -> Path:

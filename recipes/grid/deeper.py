@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -47,12 +47,6 @@ class DeeperRun(GridRun):
         super().__init__(grid, axes)
         self.arch = "deeper_admin" if axes else "masked_lm_admin"
         self.final = self.generated = self.folder / "model.pt"  # no goal of this grid needs them
-
-    def model_options(self) -> list[str]:
-        return []
-
-    def score_steps(self) -> Iterable[Step]:
-        return ()
 
     def command_options(self) -> list[str]:
         encoder = newest(self.grid.folder / "encoder/checkpoints")

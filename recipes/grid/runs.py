@@ -11,7 +11,6 @@ import math
 import re
 import shutil
 import subprocess
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,9 +76,9 @@ class GridRun(Pipeline):
         super().__init__(grid.recipe_of(axes))
         self.folded, self.result = False, self.folder / "result.csv"
 
-    @abstractmethod
     def row(self, log: Log, diverged: bool) -> Row:
         """The outcome of the run."""
+        raise NotImplementedError
 
     def resume_settings(self) -> dict[str, Any]:
         """The recipe's, and the settings of the row: a finished run has no checkpoints to make another row from."""
