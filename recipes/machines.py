@@ -73,7 +73,7 @@ class Machines:
 
     cpu: bool
     gpus: int
-    """number of GPUs per machine"""
+    """number of GPUs per machine; 1 on a CPU"""
     nodes: int
     node: int
     """number of this machine, from 0"""
@@ -93,7 +93,7 @@ class Machines:
 
     @property
     def world(self) -> int:
-        return self.nodes * (1 if self.cpu else self.gpus)
+        return self.nodes * self.gpus
 
     def rendezvous_options(self, master: str) -> list[str]:
         """fairseq's options for the number of processes and the address where they meet.
@@ -113,10 +113,6 @@ class Machines:
         return options
 
 
-def on_cpu(settings: Training) -> bool:
-    return settings.DEVICE == "cpu" or "--cpu" in settings.TRAIN_ARGS
-
-
 def device(settings: Training) -> list[str]:
     """fairseq's options for the device and the precision."""
     return [*DEVICES[settings.DEVICE], *PRECISIONS[settings.PRECISION]]
@@ -128,7 +124,7 @@ def plan(settings: Training) -> Machines:
     Raises:
         ValueError: no batch that fits the devices divides the update.
     """
-    cpu, s = on_cpu(settings), settings
+    s, cpu = settings, settings.DEVICE == "cpu" or "--cpu" in settings.TRAIN_ARGS
     # The GPUs of a login node say nothing about the nodes where the jobs run.
     visible = [] if cpu or s.TOKENS is None or (s.WHERE == "slurm" and not in_cluster_job()) else visible_gpus()
     devices = 1 if cpu else s.GPUS or max(1, len(visible))
