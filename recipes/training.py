@@ -97,8 +97,8 @@ class Pipeline:
             needed_by["train"] = replace(needs, nodes=machine.nodes, gpus=gpus, cpus=1)
         if goal not in needed_by:
             needed_by[goal] = replace(needs, gpus=min(1, gpus))
-        jobs = []
-        for part in (part for part in needed_by if not self.is_done(part)):
+        chain, jobs = self.chain(), []
+        for part in (part for part in needed_by if chain.plan(self.goals[part])):
             target = recipe.target if part == "all" else f"{recipe.target}-{part}"
             folder = recipe.text if part == "prepare" else recipe.run  # runs with the same text share its job
             jobs.append(Job(target, [sys.executable, "-m", "recipes", target, *recipe.words], folder, needed_by[part]))
