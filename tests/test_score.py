@@ -94,23 +94,10 @@ def test_languages_that_the_tokeniser_does_not_know_are_said_once(pair, unknown,
 
 
 def row(recipe: str, method: str, seed: int, tokenised: str, preset: str = "paper", **more: str) -> dict[str, str]:
-    values = {
-        "recipe": recipe,
-        "method": method,
-        "rule": "reference" if method == "admin" else "",
-        "preset": preset,
-        "seed": str(seed),
-        "tokenised": tokenised,
-    }
-    values |= {
-        "score": "30.00",
-        "compound": "",
-        "hours": "1.50",
-        "hardware": "8 x V100",
-        "commit": "abc",
-        "epochs": "50",
-    }
-    return dict.fromkeys(results.COLUMNS, "") | values | more
+    rule = "reference" if method == "admin" else ""
+    key = dict(zip(results.KEY, (recipe, method, rule, preset, str(seed)), strict=True))
+    measured = {"tokenised": tokenised, "score": "30.00", "hours": "1.50", "commit": "abc"}
+    return dict.fromkeys(results.COLUMNS, "") | key | measured | more
 
 
 def cells(rows, recipe, method, preset=None):
