@@ -199,7 +199,7 @@ def faults(machines: Machines, precision: str, presets: Mapping[str, Mapping[str
     if not done.returncode:
         return ""
     lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
-    reason = lines[-1] if lines else f"Trying torch on the GPUs ended with status {done.returncode}."
+    reason = lines[-1] if lines else f"torch ended with status {done.returncode} on the GPUs. Look at nvidia-smi."
     on_cpu = " or ".join(f"PRESET={name}" for name, values in presets.items() if values.get("DEVICE", "cpu") == "cpu")
     return f"{reason}{f' Or train on a CPU with {on_cpu}.' if on_cpu else ''}"
 

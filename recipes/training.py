@@ -34,7 +34,7 @@ class Pipeline:
 
     arch: str
     text_type: Callable[[Recipe], Any]
-    """of the recipe, a `text.Text` or an object with the same attributes"""
+    """makes the text of a recipe: a `text.Text`, or an object with the same attributes"""
     task: list[str]
     batch: list[str]
     """fairseq's options for batches"""
