@@ -1,4 +1,4 @@
-"""The settings of the recipes: their names, types, meanings, and checks of which values go together.
+"""The settings of the recipes: names, types, meanings, and checks that their values fit together.
 
 KINDS has the kinds of recipes and grids, by the names that YAML files use. A recipe's YAML file has only the values
 that differ from the defaults. A user's NAME=VALUE overrides the preset's value, which overrides the recipe's. A grid's
