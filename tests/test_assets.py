@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from test_export import TASK, state_of, words
+from reference import dictionary
+from test_export import state_of
 
 from fairseq_admin import cli
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
@@ -68,11 +69,11 @@ def test_sources_of_the_languages(tmp_path: Path) -> None:
 def test_without_text_json_and_codes(pieces: bool, engine: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Without text.json and codes, export needs the dictionaries, and translating tokens needs the merges, if any."""
     pytest.importorskip(engine, reason=f"{engine} is not installed")
-    some = words(50)
+    some = dictionary(50)
     for number in range(10):
         some.add_symbol(f"p{number}{'@@' * pieces}")
     state = state_of(some, some)
-    state["cfg"]["task"] = {**TASK, "source_lang": None, "target_lang": None}
+    state["cfg"]["task"] |= {"source_lang": None, "target_lang": None}
     data, model = tmp_path / "data-bin", tmp_path / "model.pt"
     data.mkdir()
     Checkpoint(state).write(model)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import conftest
 import pytest
 import reference
 import torch
@@ -27,32 +25,6 @@ from fairseq_admin.method import provenance
 from fairseq_admin.radam import FairseqRAdam
 from recipes.bench.speed import faked_device
 from recipes.bench.step import batches, trainer
-
-
-def _sees(log: Path) -> None:
-    """Write down which GPUs a process may see, and how many fairseq counts."""
-    from fairseq.dataclass.configs import DistributedTrainingConfig
-
-    log.write_text(f"{os.environ['CUDA_VISIBLE_DEVICES']!r} {DistributedTrainingConfig().distributed_world_size}")
-
-
-def test_only_what_is_marked_cuda_sees_a_gpu(tmp_path: Path) -> None:
-    """Does a test's process, and fairseq in it, see no GPU on any machine?"""
-    assert not torch.cuda.is_available() and torch.cuda.device_count() == 0
-    process = conftest.process(_sees, tmp_path / "log")
-    process.start()
-    process.join(60)
-    assert (tmp_path / "log").read_text() == "'' 1"
-
-
-@pytest.mark.cuda
-def test_a_test_marked_cuda_sees_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Does the process of a test marked cuda see the first GPU, with a fresh count?"""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    process = conftest.process(_sees, tmp_path / "log")
-    process.start()
-    process.join(120)
-    assert torch.cuda.is_available() and (tmp_path / "log").read_text() == "'0' 1"
 
 
 @pytest.mark.cuda

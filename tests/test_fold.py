@@ -46,7 +46,7 @@ def state_of(model, arch="transformer_admin", **options):
     flat.update(admin_init="reference", admin_profile_tokens=8192, admin_max_skipped_updates=100, update_freq=[1])
     return {
         "args": None,
-        "cfg": {"model": {**flat, **options}, "task": TASK, "criterion": {"_name": "cross_entropy"}},
+        "cfg": {"model": {**flat, **options}, "task": dict(TASK), "criterion": {"_name": "cross_entropy"}},
         "model": model.state_dict(),
         "optimizer_history": [{"num_updates": 7}],
         "last_optimizer_state": {"state": {0: torch.ones(3)}},
@@ -165,8 +165,7 @@ def test_a_constant_on_a_tiny_embedding_is_not_exact_and_told(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("encoder", "decoder"), [(60, 12), (1, 18)])
-@pytest.mark.parametrize("low", [-3.0, 0.0])
+@pytest.mark.parametrize(("encoder", "decoder", "low"), [(60, 12, -3.0), (1, 18, 0.0)])
 def test_the_fold_of_deep_models(tmp_path, encoder, decoder, low):
     state = tiny(encoder_layers=encoder, decoder_layers=decoder, low=low)
     assert apart(state, tmp_path) <= 1e-4

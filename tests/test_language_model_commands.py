@@ -14,11 +14,8 @@ from typing import Any
 import conftest
 import language
 import pytest
-import reference
-import torch
 from conftest import LANGUAGE_MODELING, Run, hydra_train
 from kinds import assert_equal
-from test_modes import initial
 
 from fairseq_admin import cli
 from fairseq_admin.architectures.language_model import TransformerLMAdminModel
@@ -109,17 +106,6 @@ def test_mode(name: str, words: Path, tmp_path: Path) -> None:
     if name != "masked":  # `fold` itself compares the functions
         path = tmp_path / "whole/checkpoint_last.pt"
         assert main("fold", path, "-o", tmp_path / "f.pt", "--data", words) == 0
-
-
-def test_omega_of_the_first_batch(words: Path, trained: Path) -> None:
-    """Does the command measure the same ω on its first batch as the plain loop on a model built the same way?"""
-    model, batch = initial(words, options=TRAIN["language"])
-    torch.manual_seed(1)
-    (expected,) = reference.profile_by_hand(model.train(), None, batch["src_tokens"], "reference")
-    state = files.read(trained / "last.pt")["model"]
-    norms = [f"decoder.layers.{layer}.{norm}_layer_norm" for layer in (0, 1) for norm in ("self_attn", "final")]
-    # The profile sums about 10^4 float32 numbers pairwise; the loop sums in float64.
-    assert [state[f"{norm}.omega_init"][0].item() for norm in norms] == pytest.approx(expected, rel=1e-5)
 
 
 def perplexity(output: str) -> float:

@@ -207,17 +207,6 @@ def test_too_long_a_line_is_translated_in_pieces(
     assert found[1] == " ".join([whole] * 3) and whole
 
 
-def test_standard_output_holds_translations_only(folded: Path, data: Path, tmp_path: Path) -> None:
-    """From a shell, does stdout hold only translations, and stderr no log?"""
-    (tmp_path / "in").write_text("".join(f"{line}\n" for line in TEST[:3]))
-    arguments = ["translate", folded, "--data", data, "--device", "cpu", "--beam", "1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "fairseq_admin.cli", *arguments], stdin=(tmp_path / "in").open(), cwd=ROOT,
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert (done.stdout.count("\n"), done.stderr) == (3, "")
-
-
 def test_a_compressed_text_is_read(folded: Path, translate: Callable, data: Path, tmp_path: Path) -> None:
     expected = translate(folded, TEST)
     (tmp_path / "in.gz").write_bytes(gzip.compress("".join(f"{line}\n" for line in TEST).encode()))

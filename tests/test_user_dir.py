@@ -77,7 +77,6 @@ installed = pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "user_dir", "cwd", "version"),
     [
-        ("ours", "fairseq_admin", ROOT, __version__),  # as in the README
         ("ours", f"{ROOT}/fairseq_admin/", ".", __version__),
         pytest.param("installed", "fairseq_admin", ".", INSTALLED, marks=installed),
         pytest.param("installed", f"{ROOT}/fairseq_admin", ".", __version__, marks=installed),  # a different copy
