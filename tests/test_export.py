@@ -303,26 +303,6 @@ def test_other_architectures_are_refused(model_of, tmp_path):
         model.export("huggingface", tmp_path / "out", quantization="int8")
 
 
-def test_dictionaries_and_text_must_be_the_models(model_of, tmp_path):
-    """Is a missing, wrong or damaged file next to the model reported in one line?"""
-    needs("ctranslate2")
-    model = model_of()
-    place, empty = model.path.parent, tmp_path / "empty"
-    empty.mkdir()
-    with pytest.raises(AdminError, match=f"no dict.de.txt in {empty} or {empty}/bin.*--data"):
-        model.export("ctranslate2", tmp_path / "out", assets=Assets(model.path, empty))
-    reference.dictionary(59).save(str(place / "dict.en.txt"))
-    with pytest.raises(AdminError, match="dict.en.txt: the dictionary has 63 symbols and the model 64"):
-        model.export("ctranslate2", tmp_path / "out")
-    (place / "dict.en.txt").write_text("no count\n")
-    with pytest.raises(AdminError, match="dict.en.txt is not a dictionary"):
-        model.export("ctranslate2", tmp_path / "out")
-    Text("en", "de").write(place / "text.json")
-    with pytest.raises(AdminError, match="text.json is for en-de and .*model.pt for de-en"):
-        model.export("ctranslate2", tmp_path / "out")
-    assert left_over(tmp_path) == ["empty"]
-
-
 # -- the folder ------------------------------------------------------------------------------------------------------
 
 

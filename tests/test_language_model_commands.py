@@ -39,7 +39,6 @@ ADAPTIVE = (
     "--tie-adaptive-proj --criterion adaptive_loss --ddp-backend legacy_ddp"
 )
 """Options with which the output matrix is not tied to the input's."""
-BOTH = pytest.mark.parametrize("kind", TRAIN)
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +87,9 @@ MODES = {
 @pytest.mark.parametrize("name", MODES)
 def test_mode(name: str, words: Path, tmp_path: Path) -> None:
     """Is ω in the checkpoint and profiled once, does a stopped run resume bit for bit, and does it fold?"""
-    given = LANGUAGE if "adaptive" in name else TRAIN["masked" if name == "masked" else "language"]
+    base = LANGUAGE if "adaptive" in name else TRAIN["masked" if name == "masked" else "language"]
     options = ["--disable-validation", "--max-update", 9, *MODES[name].split()]
-    whole = train(words, tmp_path / "whole", *options, "--save-interval-updates", 7, options=given)
+    whole = train(words, tmp_path / "whole", *options, "--save-interval-updates", 7, options=base)
     state = last(tmp_path / "whole")
     (omegas,) = state_dict.omegas(state).values()
     record, measured = provenance.decode(state[provenance.KEY]), "constant" not in name
@@ -100,7 +99,7 @@ def test_mode(name: str, words: Path, tmp_path: Path) -> None:
         first, *others = [omega.mean().item() for omega in omegas.values()]
         assert first == 1 and others[1] > 1.05 and 100 < record["tokens"] <= 300
     saved = tmp_path / "whole/checkpoint_1_7.pt"
-    resumed = conftest.resume(words, saved, tmp_path / "resumed", *options, options=given)
+    resumed = conftest.resume(words, saved, tmp_path / "resumed", *options, options=base)
     assert "7 updates" in resumed.output and "profiled by rule" not in resumed.output
     assert_equal(last(tmp_path / "resumed"), state)
     if name != "masked":  # `fold` itself compares the functions
@@ -146,19 +145,6 @@ def test_from_pretrained(words: Path, trained: Path, masked: Path) -> None:
     assert features.shape == (1, 4, 64) and features.isfinite().all()
 
 
-@BOTH
-def test_omega_of_an_average(kind: str, trained: Path, masked: Path, tmp_path: Path, capsys) -> None:
-    folder, name = (masked, "checkpoint_last.pt") if kind == "masked" else (trained, "last.pt")
-    earlier = sorted(folder.glob("checkpoint_*_*.pt"))[0]
-    assert main("average", earlier, folder / name, "-o", tmp_path / "a.pt") == 0
-    capsys.readouterr()
-    assert main("omega", tmp_path / "a.pt") == 0
-    rule, _, *rows = capsys.readouterr().out.splitlines()
-    side = "encoder" if kind == "masked" else "decoder"
-    assert rule.startswith("omega: rule reference, ")
-    assert [row.split()[::3][:2] for row in rows] == [[side, kind] for kind in ["self_attn", "ffn"] * 2]
-
-
 def test_masked_is_validated(words: Path, masked: Path, run: Callable[..., Run]) -> None:
     given = ["--user-dir", "fairseq_admin", "--path", masked / "checkpoint_last.pt", "--task", "masked_lm", "--cpu"]
     done = run("fairseq_cli.validate", words, *given, "--max-tokens", 600, "--num-workers", 0)
@@ -174,43 +160,17 @@ def test_masked_learns(words: Path, tmp_path: Path) -> None:
     assert len(losses) == 12 and losses[-1] < losses[0] - 0.2, losses
 
 
-CTRANSLATE2, HUGGINGFACE = (["export", "--to", format, "-o", "out"] for format in ("ctranslate2", "huggingface"))
-
-
-@pytest.mark.parametrize(
-    ("name", "verb", "said"),
-    [
-        ("last.pt", CTRANSLATE2, "expected"),
-        ("folded.pt", CTRANSLATE2, "expected"),
-        ("last.pt", ["translate"], "expected"),
-        ("folded.pt", ["translate"], "expected"),
-        ("checkpoint_last.pt", CTRANSLATE2, "masked_lm"),
-        ("checkpoint_last.pt", HUGGINGFACE, "masked_lm"),
-        ("checkpoint_last.pt", ["translate"], "masked_lm"),
-        ("checkpoint_last.pt", ["fold", "-o", "out"], "masked_lm"),
-    ],
-)
-def test_unsuitable_verbs_give_one_line(name, verb, said, trained, masked, tmp_path, capsys, monkeypatch) -> None:
-    for engine in ("ctranslate2", "huggingface"):
-        if engine in verb:
-            pytest.importorskip({"huggingface": "transformers"}.get(engine, engine), reason="its lack is told first")
-    monkeypatch.chdir(tmp_path)
-    path = (masked if name == "checkpoint_last.pt" else trained) / name
-    assert said in conftest.one_line_error(capsys, verb[0], path, *verb[1:])
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("scheme", ["deepnorm", "fixup"])
 def test_other_schemes(scheme: str, words: Path, tmp_path: Path, capsys) -> None:
     """Does a model of another scheme train, and then fold to a file for stock fairseq or get refused?"""
     train(words, tmp_path, "--disable-validation", "--admin-scheme", scheme, "--max-update", 2)
     capsys.readouterr()
     status = main("fold", tmp_path / "checkpoint_last.pt", "-o", tmp_path / "f.pt", "--data", words)
-    said = capsys.readouterr()
+    out, err = capsys.readouterr()
     if scheme == "fixup":
-        assert status == 2 and f"--admin-scheme {scheme}, whose layers no stock Transformer has" in said.err
+        assert status == 2 and f"--admin-scheme {scheme}, whose layers no stock Transformer has" in err
         return
-    assert status == 0 and f"{tmp_path / 'f.pt'}: transformer_lm, fp32; log-probabilities of" in said.out, said.err
+    assert status == 0 and f"{tmp_path / 'f.pt'}: transformer_lm, fp32; log-probabilities of" in out, err
     state = files.read(tmp_path / "f.pt")
     assert state["args"]["arch"] == "transformer_lm" and not [name for name in state["args"] if "admin" in name]
     assert not [key for key in state["model"] if re.search("omega|scale|admin", key)]
@@ -221,6 +181,6 @@ def test_hydra(words: Path, tmp_path: Path) -> None:
     train(words, tmp_path / "plain", "--disable-validation", "--max-update", 10)
     sizes = "decoder_layers: 2, decoder_embed_dim: 64, decoder_ffn_embed_dim: 128, decoder_attention_heads: 4"
     model = f"_name: transformer_lm_admin, {sizes}, share_decoder_input_output_embed: true"
-    done = hydra_train(words, tmp_path / "hydra", model, **LANGUAGE_MODELING)
-    assert done.status == 0 and done.output.count("profiled by rule reference") == 1, done.output[-4000:]
+    hydra = hydra_train(words, tmp_path / "hydra", model, **LANGUAGE_MODELING)
+    assert hydra.status == 0 and hydra.output.count("profiled by rule reference") == 1, hydra.output[-4000:]
     assert_equal(last(tmp_path / "hydra"), last(tmp_path / "plain"))

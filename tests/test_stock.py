@@ -60,6 +60,14 @@ def test_generate(corpus, trained, unfolded, without_plugin, tmp_path):
     assert len(unfolded) == 20 and same(hypotheses(result.stdout), unfolded)
 
 
+def test_interactive(corpus, trained, unfolded, without_plugin, tmp_path):
+    sources = (corpus.parent / "test.a").read_text()
+    arguments = [corpus, "--path", trained / "folded.pt", "--buffer-size", 20, "--max-tokens", 1000, *SEARCH]
+    result = python("-m", "fairseq_cli.interactive", *arguments, env=without_plugin, cwd=tmp_path, text=sources)
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert same(hypotheses(result.stdout), unfolded)
+
+
 def test_validate(corpus: Path, trained: Path, run: Callable[..., Run]) -> None:
     """fairseq-validate prints the same loss as training, with the criterion that the checkpoint names."""
     arguments = ["--path", trained / "folded.pt", "--valid-subset", "valid", "--max-tokens", 300, "--cpu"]

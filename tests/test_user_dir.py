@@ -80,7 +80,6 @@ installed = pytest.mark.nightly
         ("ours", f"{ROOT}/fairseq_admin/", ".", __version__),
         pytest.param("installed", "fairseq_admin", ".", INSTALLED, marks=installed),
         pytest.param("installed", f"{ROOT}/fairseq_admin", ".", __version__, marks=installed),  # a different copy
-        pytest.param("editable", f"{ROOT}/fairseq_admin/", ".", __version__, marks=installed),
         pytest.param("editable", "COPY/fairseq_admin", ".", INSTALLED, marks=installed),  # the installed copy itself
         pytest.param("editable", "fairseq_admin", "COPY", INSTALLED, marks=installed),
     ],
