@@ -162,12 +162,12 @@ def test_foreign_objects_are_named_and_not_run(tmp_path, way):
 @pytest.mark.parametrize("error", [AdminError("not the same"), RuntimeError("in a forward"), KeyboardInterrupt()])
 def test_a_check_that_fails_leaves_what_was_there(tmp_path, error):
     path = save(tmp_path / "c.pt", {})
-    before = path.read_bytes()
+    content = path.read_bytes()
     with pytest.raises(type(error)) as raised, files.saved({"model": {"new": torch.ones(1)}}, path) as written:
         assert files.read(written)["model"].keys() == {"new"}
         raise error
-    assert raised.value is error and path.read_bytes() == before
-    assert [it.name for it in tmp_path.iterdir()] == ["c.pt"]
+    assert raised.value is error and path.read_bytes() == content
+    assert [file.name for file in tmp_path.iterdir()] == ["c.pt"]
 
 
 # State dicts ----------------------------------------------------------------------------------------------------------

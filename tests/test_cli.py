@@ -109,14 +109,14 @@ def test_a_mistake_is_one_line(
 ) -> None:
     """Is a mistake one line on stderr, with status 2, before any work?"""
     monkeypatch.setattr(averaging, "average", lambda paths: pytest.fail("was averaged first"))
-    before = {path: path.read_bytes() for path in run.glob("*.pt")}
+    contents = {path: path.read_bytes() for path in run.glob("*.pt")}
     try:
         status = cli.main(line.split())
     except SystemExit as end:  # from argparse
         status = end.code
     out, err = capsys.readouterr()
     assert status == 2 and not out and err.count("\n") == 1 and message in err, err
-    assert err.startswith("fairseq-admin") and {path: path.read_bytes() for path in run.glob("*.pt")} == before
+    assert err.startswith("fairseq-admin") and {path: path.read_bytes() for path in run.glob("*.pt")} == contents
 
 
 @pytest.mark.parametrize("line", ["model.pt x.de --beam 2", "--beam 2 model.pt x.de", "model.pt --beam 2 x.de"])
@@ -128,8 +128,8 @@ def test_files_are_anywhere(line: str) -> None:
 def test_help_answers_at_once() -> None:
     """Does --help import nothing that takes seconds, and state the real default of --last?"""
     code = "import sys; from fairseq_admin import cli; cli.parsers(); print({'torch', 'fairseq'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert process.stdout == "set()\n"
     help_text = " ".join(cli.parsers()[1]["average"].format_help().split())
     assert f"default: {averaging.LAST})" in help_text
 

@@ -161,14 +161,14 @@ def test_a_file_without_read_permission_is_not_called_damaged(damaged, capsys, l
     for place, mode in ((folder, 0o755), (run, 0o755), (folder / "out", 0o777)):
         place.mkdir(exist_ok=True)
         place.chmod(mode)
-    given = line.replace("RUN", str(run)).split(" ")
-    assert cli.main([word.replace("OUT", f"{folder}/out/out") for word in given]) == 0, capsys.readouterr().err
+    words = line.replace("RUN", str(run)).split(" ")
+    assert cli.main([word.replace("OUT", f"{folder}/out/out") for word in words]) == 0, capsys.readouterr().err
     user, target = os.geteuid(), run / LINES[line]
     target.chmod((0o700 if target == run else 0o600) if user == 0 else 0)
     capsys.readouterr()
     if user == 0:
         os.seteuid(65534)  # root could read everything; imports are done, which another user could not do
-    status = cli.main([word.replace("OUT", f"{folder}/out/again") for word in given])
+    status = cli.main([word.replace("OUT", f"{folder}/out/again") for word in words])
     os.seteuid(user)
     out, err = capsys.readouterr()
     assert status == 2 and out == "" and err.count("\n") == 1, err

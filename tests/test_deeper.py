@@ -105,7 +105,7 @@ def test_omega_is_measured_on_the_encoders_output(task, data):
     used = sentences(task, data, 8)
     budget = len(used) * max(words.size(1) for words in used)
     model = loaded(task, more_layers=2, more_scheme="admin", admin_profile_tokens=budget)
-    norms = [getattr(it, f"{name}_layer_norm") for it in model.more.layers for name in ("self_attn", "final")]
+    norms = [getattr(layer, f"{name}_layer_norm") for layer in model.more.layers for name in ("self_attn", "final")]
     omegas = [norm.omega_init[0].item() for norm in norms]
     record = provenance.decode(model.more.admin_provenance)
     assert record["rule"] == "reference" and record["sentences"] == len(used)
@@ -182,7 +182,7 @@ def test_a_frozen_encoder_costs_one_forward(options, task):
     for factor in (0, 1):
         model = loaded(task, pretrained_lr_factor=factor, **options)
         kept.append([])
-        with torch.autograd.graph.saved_tensors_hooks(lambda it: kept[-1].append(it) or it, lambda it: it):
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept[-1].append(x) or x, lambda x: x):
             features.append(model(some_words())[0])
     assert not kept[0] and kept[1] and not features[0].requires_grad
     assert torch.equal(features[0], model.eval()(some_words())[0]) and not torch.equal(*features)
@@ -197,7 +197,7 @@ def test_new_layers_learn_on_a_frozen_encoder_whatever_is_kept(task):
         model(some_words(), classification_head_name=HEAD)[0].square().sum().backward()
         gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
     assert gradients[0].keys() == gradients[1].keys() and len(gradients[0]) > 30
-    assert all(torch.equal(it, gradients[1][name]) for name, it in gradients[0].items())
+    assert all(torch.equal(gradient, gradients[1][name]) for name, gradient in gradients[0].items())
 
 
 def test_the_encoder_learns_at_its_share(task):
@@ -255,7 +255,7 @@ def test_missing_parts_are_named(task, data, tmp_path):
         (deeper.task(data, max_positions=2), {"max_positions": 2}, "has no sentence within"),
     ):
         model = build(empty, more_layers=1, more_scheme="dt-fixup", **options)
-        rows = {key: it.size(0) for key, it in model.state_dict().items() if "positions" in key}
-        state = {key: it[: rows.get(key, len(it))] if it.dim() else it for key, it in pretrained(task).items()}
+        rows = {key: tensor.size(0) for key, tensor in model.state_dict().items() if "positions" in key}
+        state = {key: x[: rows.get(key, len(x))] if x.dim() else x for key, x in pretrained(task).items()}
         with pytest.raises(AdminError, match=message):
             model.load_state_dict(state)

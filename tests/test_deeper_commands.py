@@ -117,7 +117,7 @@ def test_validated_and_shown(data: Path, trained: Path, tmp_path: Path, run, cap
 def test_verbs_that_are_not_for_it(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Is each verb that does not support new layers refused in one line that says why?"""
     path, out = str(trained / "checkpoint_last.pt"), str(tmp_path / "out")
-    for command, said in (
+    for command, message in (
         (["translate", path], "was trained for the task 'sentence_prediction'; expected 'translation'"),
         (
             ["fold", path, "-o", out],
@@ -126,7 +126,7 @@ def test_verbs_that_are_not_for_it(trained: Path, tmp_path: Path, capsys: pytest
         (["export", path, "--to", "ctranslate2", "-o", out], "its architecture is deeper_admin_tiny"),
         (["analyze", "omega", path, "-o", out], "is a deeper_admin_tiny; a checkpoint of a model of"),
     ):
-        assert said in one_line_error(capsys, *command)
+        assert message in one_line_error(capsys, *command)
     other = read(trained / "checkpoint_1_3.pt")
     other["model"]["more.admin_provenance"] = provenance.encode({"scheme": "dt-fixup", "mu": 2.5, "sentences": 9})
     torch.save(other, tmp_path / "other.pt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import resource
 import sys
@@ -323,6 +324,8 @@ def test_only_a_new_or_empty_folder_is_written(model_of, tmp_path, engine):
         model.export(engine, tmp_path / "nowhere" / "out")
     model.export(engine, empty)
     assert {path.stat().st_mode & 0o777 for path in empty.iterdir()} == {0o644}
+    positions = json.loads((empty / "fingerprints.json").read_text())["positions"]
+    assert positions == "48", "the smaller number, of the target"
     assert [path.name for path in full.iterdir()] == ["precious"]
     assert left_over(tmp_path) == ["empty", "file", "full"]
 

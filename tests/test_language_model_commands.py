@@ -124,14 +124,14 @@ def test_eval_lm_with_and_without_the_plugin(words, trained, without_plugin, tmp
 
 def test_generate(words: Path, trained: Path, run: Callable[..., Run]) -> None:
     """Does fairseq-generate continue a text? (It imports numpy.compat, which numpy 2 no longer has.)"""
-    given = ["--user-dir", "fairseq_admin", "--task", "language_modeling", "--gen-subset", "test", "--cpu"]
-    given += ["--path", trained / "last.pt", "--beam", 2, "--max-len-b", 12, "--prefix-size", 2]
-    given += ["--required-batch-size-multiple", 1, "--max-tokens", 300, "--num-workers", 0]
-    given += ["--sample-break-mode", "complete", "--tokens-per-sample", 30]
-    done = run("fairseq_cli.generate", words, *given)
-    assert done.status == 0, done.output[-3000:]
+    options = ["--user-dir", "fairseq_admin", "--task", "language_modeling", "--gen-subset", "test", "--cpu"]
+    options += ["--path", trained / "last.pt", "--beam", 2, "--max-len-b", 12, "--prefix-size", 2]
+    options += ["--required-batch-size-multiple", 1, "--max-tokens", 300, "--num-workers", 0]
+    options += ["--sample-break-mode", "complete", "--tokens-per-sample", 30]
+    result = run("fairseq_cli.generate", words, *options)
+    assert result.status == 0, result.output[-3000:]
     # 20 sentences in blocks of up to 30 words.
-    assert len(re.findall(r"^H-\d+\t[-.0-9]+\tw\d+ w\d+", done.output, re.MULTILINE)) == 10
+    assert len(re.findall(r"^H-\d+\t[-.0-9]+\tw\d+ w\d+", result.output, re.MULTILINE)) == 10
 
 
 def test_from_pretrained(words: Path, trained: Path, masked: Path) -> None:
@@ -146,17 +146,17 @@ def test_from_pretrained(words: Path, trained: Path, masked: Path) -> None:
 
 
 def test_masked_is_validated(words: Path, masked: Path, run: Callable[..., Run]) -> None:
-    given = ["--user-dir", "fairseq_admin", "--path", masked / "checkpoint_last.pt", "--task", "masked_lm", "--cpu"]
-    done = run("fairseq_cli.validate", words, *given, "--max-tokens", 600, "--num-workers", 0)
-    assert done.status == 0, done.output[-3000:]
-    assert 0 < float(re.search(r"valid on 'valid' subset \| .*?loss ([0-9.]+)", done.output)[1]) < 20
+    options = ["--user-dir", "fairseq_admin", "--path", masked / "checkpoint_last.pt", "--task", "masked_lm", "--cpu"]
+    result = run("fairseq_cli.validate", words, *options, "--max-tokens", 600, "--num-workers", 0)
+    assert result.status == 0, result.output[-3000:]
+    assert 0 < float(re.search(r"valid on 'valid' subset \| .*?loss ([0-9.]+)", result.output)[1]) < 20
 
 
 @pytest.mark.nightly
 def test_masked_learns(words: Path, tmp_path: Path) -> None:
-    given = ["--max-epoch", 12, "--lr", 3e-3, "--max-tokens", 600]
-    done = train(words, tmp_path, *given, options=TRAIN["masked"])
-    losses = [float(loss) for loss in re.findall(r"valid on 'valid' subset \| .*?loss ([0-9.]+)", done.output)]
+    options = ["--max-epoch", 12, "--lr", 3e-3, "--max-tokens", 600]
+    result = train(words, tmp_path, *options, options=TRAIN["masked"])
+    losses = [float(loss) for loss in re.findall(r"valid on 'valid' subset \| .*?loss ([0-9.]+)", result.output)]
     assert len(losses) == 12 and losses[-1] < losses[0] - 0.2, losses
 
 

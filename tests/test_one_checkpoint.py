@@ -21,9 +21,9 @@ ADMIN = {"admin_init": "log", "admin_profile_tokens": 8192, "admin_max_skipped_u
 
 
 def translation(arch, **options):
-    given = {**reference.TINY, "share_all_embeddings": True, **options}
+    sizes = {**reference.TINY, "share_all_embeddings": True, **options}
     ours = ADMIN if arch == "transformer_admin" else {}
-    return reference.build(arch, **given, **({"admin_init": "log"} if ours else {})), {**given, **ours}
+    return reference.build(arch, **sizes, **({"admin_init": "log"} if ours else {})), {**sizes, **ours}
 
 
 def language_model(arch, **options):
@@ -49,8 +49,8 @@ KINDS = [
 
 def checkpoint_of(kind, arch, options):
     """A checkpoint as fairseq-train's command line writes it."""
-    model, given = kind(arch, **options)
-    args = Namespace(**{**given, "arch": arch, "task": "any", "criterion": "any"})
+    model, flat = kind(arch, **options)
+    args = Namespace(**{**flat, "arch": arch, "task": "any", "criterion": "any"})
     return Checkpoint({"args": args, "model": model.state_dict(), "optimizer_history": [{"num_updates": 7}]})
 
 

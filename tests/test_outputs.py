@@ -62,9 +62,9 @@ def contents(path: Path) -> dict[Path, bytes]:
 
 def refused(capsys: pytest.CaptureFixture, work: Path, command_line: str, status: int = 2) -> str:
     """Run a command that must fail, change no file and leave no new file. Returns its one-line error."""
-    before = contents(work)
+    files = contents(work)
     err = one_line_error(capsys, *command_line.split(" "), status=status)
-    assert contents(work) == before and not list(work.rglob("*.part"))
+    assert contents(work) == files and not list(work.rglob("*.part"))
     return err
 
 
@@ -135,9 +135,9 @@ def test_a_signal(
         "report": (page, "render"),
     }[verb]
     monkeypatch.setattr(place, name, stop)
-    before = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     assert refused(capsys, work, VERBS[verb], 130) == "fairseq-admin: interrupted.\n"
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(signal.SIGTERM) is handler
 
 
 def closed_pipe() -> int:

@@ -13,11 +13,11 @@ import fairseq_admin.plugin  # noqa: F401  (registers the models)
 from fairseq_admin.errors import AdminError
 
 
-def check_refusal(done: Run, *parts: str) -> None:
+def check_refusal(run: Run, *parts: str) -> None:
     """Check for status 2, no traceback, and every part in the last line."""
-    last = done.output.splitlines()[-1]
-    assert done.status == 2 and last.startswith("fairseq-admin: "), done.output[-3000:]
-    assert "Traceback" not in done.output
+    last = run.output.splitlines()[-1]
+    assert run.status == 2 and last.startswith("fairseq-admin: "), run.output[-3000:]
+    assert "Traceback" not in run.output
     for part in parts:
         assert part in last
 
@@ -36,11 +36,11 @@ SHARDED = ["transformer_admin", "transformer_lm_admin", "masked_lm_admin", "deep
 def test_fully_sharded(arch: str) -> None:
     """Fully sharded training is refused when the command line is parsed, before any data is read."""
     task = "translation" if arch.startswith("transformer_admin") else "language_modeling"
-    given = ["data", "--task", task, "--arch", arch, "--ddp-backend"]
+    arguments = ["data", "--task", task, "--arch", arch, "--ddp-backend"]
     parser = fairseq_options.get_training_parser()
     with pytest.raises(AdminError, match="^--ddp-backend fully_sharded was given.* Leave it out"):
-        fairseq_options.parse_args_and_arch(parser, [*given, "fully_sharded"])
-    fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), [*given, "legacy_ddp"])
+        fairseq_options.parse_args_and_arch(parser, [*arguments, "fully_sharded"])
+    fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), [*arguments, "legacy_ddp"])
 
 
 def test_options_under_hydra(corpus: Path, tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ REGISTERED = "from fairseq.models import MODEL_REGISTRY; assert 'transformer_adm
 
 
 def output_of(code: str, folder: Path = ROOT) -> str:
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,10 @@ def test_importing_needs_no_fairseq_and_changes_nothing(module: str) -> None:
 
 def test_without_fairseq_a_command_names_the_extra() -> None:
     code = f"{ABSENT}; from fairseq_admin import cli; sys.exit(cli.main(['omega', 'model.pt']))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("fairseq-admin: fairseq is not installed. Run pip install ")
-    assert "'fairseq-admin[fairseq]'" in done.stderr and len(done.stderr.splitlines()) == 1
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 2
+    assert process.stderr.startswith("fairseq-admin: fairseq is not installed. Run pip install ")
+    assert "'fairseq-admin[fairseq]'" in process.stderr and len(process.stderr.splitlines()) == 1
 
 
 def test_other_programs_with_hydra_do_not_import_the_package() -> None:
@@ -61,6 +62,6 @@ def test_other_programs_with_hydra_do_not_import_the_package() -> None:
 def test_hydra_knows_every_registered_name() -> None:
     """Hydra knows our names from hydra_plugins: it reads the command line before fairseq reads --user-dir."""
     command = [sys.executable, "-m", "fairseq_cli.hydra_train", "model=none"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     names = {name for name, model in ARCH_MODEL_NAME_REGISTRY.items() if "admin" in model}
-    assert len(names) > 9 and names <= set(done.stderr.partition("Available options")[2].split()), done.stderr
+    assert len(names) > 9 and names <= set(process.stderr.partition("Available options")[2].split()), process.stderr

@@ -419,6 +419,7 @@ def test_scale_is_loaded_with_the_weights():
         ("translation", {"admin_init": "fixup"}, "^--admin-init is fixup; expected one of reference"),
         ("translation", {"admin_profile_tokens": 0}, "^--admin-profile-tokens is 0; .* at least 1"),
         ("translation", {"admin_max_skipped_updates": -1}, "^--admin-max-skipped-updates is -1; .* at least 0"),
+        ("translation", {"admin_monitor": -1}, "^--admin-monitor is -1; expected at least 0"),
         ("translation", {"base_layers": 1}, "^--base-layers 1 was given"),
         ("translation", {"admin_ffn_init": "kaiming"}, "^--admin-ffn-init is kaiming; expected one of xavier, stock"),
         (
@@ -449,7 +450,7 @@ def test_scale_is_loaded_with_the_weights():
         ("language", {"decoder_layers_to_keep": "1,3"}, "^--decoder-layers-to-keep is 1,3; expected .* from 0 to 2,"),
         ("language", {"admin_scheme": "t-fixup", **ADAPTIVE}, "^T-Fixup scales one embedding matrix"),
         ("masked", {"encoder_normalize_before": True}, "^--encoder-normalize-before was given, .* pre-ln"),
-        ("masked", {"encoder_layers_to_keep": "1,3"}, "^--encoder-layers-to-keep is 1,3; expected .* from 0 to 2,"),
+        ("masked", {"encoder_layers_to_keep": "1,1"}, "^--encoder-layers-to-keep is 1,1; expected different numbers"),
         ("masked", {"admin_scheme": "t-fixup"}, "^T-Fixup was given for an encoder alone"),
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",

@@ -87,8 +87,8 @@ def test_fine_tuning_stock(corpus: Path, trained: Path, tmp_path: Path) -> None:
     options = [option for option in TRAIN if option not in ("--user-dir", "fairseq_admin")]
     options[options.index("transformer_admin_tiny")] = "transformer"
     options[options.index("radam")] = "adam"
-    given = ["--finetune-from-model", trained / "folded.pt", "--max-update", 1]
-    done = train(corpus, tmp_path, *sizes, *given, options=options)
-    loss = float(re.search(r"train_inner \| .*?loss=([0-9.]+)", done.output)[1])
-    losses = [float(found) for found in re.findall(r"loss=([0-9.]+)", (trained / "log0").read_text())]
+    finetune = ["--finetune-from-model", trained / "folded.pt", "--max-update", 1]
+    run = train(corpus, tmp_path, *sizes, *finetune, options=options)
+    loss = float(re.search(r"train_inner \| .*?loss=([0-9.]+)", run.output)[1])
+    losses = [float(loss_text) for loss_text in re.findall(r"loss=([0-9.]+)", (trained / "log0").read_text())]
     assert abs(loss - losses[-1]) < 0.3 < losses[0] - losses[-1]
