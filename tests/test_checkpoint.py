@@ -196,9 +196,6 @@ LOADING = {
     "a module around it": lambda model, state: torch.nn.ModuleList([model]).load_state_dict(
         {f"0.{key}": tensor for key, tensor in state.items()}
     ),
-    "DataParallel": lambda model, state: torch.nn.DataParallel(model).load_state_dict(
-        {f"module.{key}": tensor for key, tensor in state.items()}
-    ),
     "in place": copied,
 }
 

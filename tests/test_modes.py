@@ -245,19 +245,6 @@ def test_mode_on_cuda(name: str, corpus: Path, tmp_path: Path) -> None:
     check_mode(CUDA_MODES[name]._replace(model="--dropout 0", train=options), corpus, tmp_path)
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_gpus_over_nccl(corpus: Path, tmp_path: Path) -> None:
-    """Do two GPUs get the same ω as one?"""
-    options = [option for option in TRAIN if option != "--cpu"]
-    one = ["--distributed-world-size", 1, "--max-update", 1]
-    train(corpus, tmp_path / "one", *QUICK, *one, options=options)
-    two = ["--distributed-world-size", 2, "--max-update", 7]
-    run = train(corpus, tmp_path / "two", *QUICK, *two, options=options)
-    assert "distributed init (rank 1)" in run.output
-    assert profiled(last(tmp_path / "two")) == profiled(last(tmp_path / "one"))
-
-
 def profiled(state: dict[str, Any]) -> dict[str, list]:
     """Every profiled ω."""
     return {key: tensor.tolist() for key, tensor in state["model"].items() if key.endswith(".omega_init")}
