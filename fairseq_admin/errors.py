@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import traceback
+from collections.abc import Iterator
 from types import TracebackType
 
 
@@ -28,6 +30,25 @@ def line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:  # fairseq raises some without one
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@contextlib.contextmanager
+def explained(fault: str, advice: str) -> Iterator[None]:
+    """A block in which fairseq uses an input that it does not check: a wrong one fails anywhere, by any error.
+
+    Args:
+        fault: what the user is told, before the error in parentheses.
+        advice: what to do, after it.
+
+    Raises:
+        AdminError: the block failed.
+    """
+    try:
+        yield
+    except AdminError:
+        raise
+    except Exception as error:
+        raise AdminError(f"{fault} ({line(error)}). {advice}") from None
 
 
 MISTAKE = 2

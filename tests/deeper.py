@@ -29,24 +29,24 @@ def binarised(folder: Path) -> Path:
         (folder / f"{split}.label").write_text("".join(f"{'yes' if line[0] < 20 else 'no'}\n" for line in lines))
     data = folder / "bin"
     for kind, name in (("words", "input0"), ("label", "label")):
-        given = ["--only-source", *(f"--{split}pref={folder / split}.{kind}" for split in ("train", "valid"))]
-        done = run_module("fairseq_cli.preprocess", *given, "--destdir", data / name, log=folder / f"{name}.log")
-        assert done.status == 0, done.output
+        arguments = ["--only-source", *(f"--{split}pref={folder / split}.{kind}" for split in ("train", "valid"))]
+        result = run_module("fairseq_cli.preprocess", *arguments, "--destdir", data / name, log=folder / f"{name}.log")
+        assert result.status == 0, result.output
     for path in (data / "input0").iterdir():  # data for the encoder itself
         (data / path.name).write_bytes(path.read_bytes())
     return data
 
 
-def task(data: Path, **given: Any) -> SentencePredictionTask:
+def task(data: Path, **changed: Any) -> SentencePredictionTask:
     options = {"num_classes": 2, "init_token": None, "separator_token": None, "no_shuffle": False, "max_positions": 64}
     options |= {"shorten_method": "none", "shorten_data_split_list": "", "add_prev_output_tokens": False, "seed": 1}
     options |= {"regression_target": False, "classification_head_name": HEAD, "d2v2_multi": False}
-    return SentencePredictionTask.setup_task(Namespace(**{"data": str(data), **options, **given}))
+    return SentencePredictionTask.setup_task(Namespace(**{"data": str(data), **options, **changed}))
 
 
-def build(task: Any, arch: str = "deeper_admin", seed: int = 1, **given: Any) -> nn.Module:
+def build(task: Any, arch: str = "deeper_admin", seed: int = 1, **changed: Any) -> nn.Module:
     """A fresh `deeper_admin` or stock `roberta` in training mode, with three plain layers and a head."""
-    args = Namespace(**{"admin_fast": "off", "admin_scheme": "post-ln", **SIZES, **given})
+    args = Namespace(**{"admin_fast": "off", "admin_scheme": "post-ln", **SIZES, **changed})
     ARCH_CONFIG_REGISTRY[arch](args)
     torch.manual_seed(seed)
     model = ARCH_MODEL_REGISTRY[arch].build_model(args, task)
@@ -54,10 +54,10 @@ def build(task: Any, arch: str = "deeper_admin", seed: int = 1, **given: Any) ->
     return model.train()
 
 
-def pretrained(task: Any, **given: Any) -> dict[str, torch.Tensor]:
+def pretrained(task: Any, **changed: Any) -> dict[str, torch.Tensor]:
     """Weights of a stock RoBERTa without a head, with random noise: outputs of fresh norms all have the same length."""
     state = build(SimpleNamespace(source_dictionary=task.source_dictionary, max_positions=lambda: 64), "roberta", 7)
     with torch.no_grad():
         for p in state.parameters():
             p.add_(0.2 * torch.randn(p.shape))
-    return {key: it for key, it in state.state_dict().items() if "classification" not in key}
+    return {key: tensor for key, tensor in state.state_dict().items() if "classification" not in key}

@@ -32,19 +32,19 @@ SIZES = {
 }
 
 
-def options(arch: str, **given: Any) -> dict[str, Any]:
+def options(arch: str, **changed: Any) -> dict[str, Any]:
     """All options of a stock `transformer_lm`, or of a `transformer_lm_admin` with plain layers, of these sizes."""
     defaults = {field.name: field.default for field in fields(TransformerLanguageModelConfig)}
-    own = {"admin_fast": "off"} if "admin" in arch else {}
-    return {**defaults, **SIZES, **own, **given}
+    admin_options = {"admin_fast": "off"} if "admin" in arch else {}
+    return {**defaults, **SIZES, **admin_options, **changed}
 
 
-def build(arch: str = "transformer_lm_admin", seed: int = 1, **given: Any) -> nn.Module:
+def build(arch: str = "transformer_lm_admin", seed: int = 1, **changed: Any) -> nn.Module:
     """A freshly initialised model in training mode. The vocabulary has 104 entries; embeddings are tied."""
     words = dictionary(WORDS)
     torch.manual_seed(seed)
     task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
-    return ARCH_MODEL_REGISTRY[arch].build_model(Namespace(**options(arch, **given)), task).train()
+    return ARCH_MODEL_REGISTRY[arch].build_model(Namespace(**options(arch, **changed)), task).train()
 
 
 def batch(sentences: int = 8, longest: int = 11, padded: bool = True, seed: int = 1) -> Tensor:
@@ -67,7 +67,7 @@ def binarised(folder: Path) -> Path:
             lines.append(" ".join(f"w{(start + 3 * i) % 40}" for i in range(generator.randint(3, 14))))
         (folder / split).write_text("\n".join(lines) + "\n")
     prefixes = [f"--{split}pref={folder / split}" for split in ("train", "valid", "test")]
-    given = ["--only-source", *prefixes, "--destdir", folder / "bin"]
-    done = run_module("fairseq_cli.preprocess", *given, log=folder / "preprocess.log")
-    assert done.status == 0, done.output
+    arguments = ["--only-source", *prefixes, "--destdir", folder / "bin"]
+    result = run_module("fairseq_cli.preprocess", *arguments, log=folder / "preprocess.log")
+    assert result.status == 0, result.output
     return folder / "bin"

@@ -25,10 +25,10 @@ SIZES = {
 }
 
 
-def build(arch: str = "masked_lm_admin", seed: int = 1, **given: Any) -> nn.Module:
+def build(arch: str = "masked_lm_admin", seed: int = 1, **changed: Any) -> nn.Module:
     """A fresh `roberta` or `masked_lm_admin` with plain layers, in training mode. The vocabulary has 104 entries."""
     words = dictionary(WORDS)
-    args = Namespace(**{"admin_fast": "off", **SIZES, **given})
+    args = Namespace(**{"admin_fast": "off", **SIZES, **changed})
     ARCH_CONFIG_REGISTRY[arch](args)
     torch.manual_seed(seed)
     task = SimpleNamespace(source_dictionary=words, max_positions=lambda: 64)

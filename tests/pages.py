@@ -12,8 +12,8 @@ PAGES = [README, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT 
 
 def blocks(text: str) -> list[str]:
     """The indented code blocks of a page, without their indentation."""
-    found = re.findall(r"(?:^    .*\n|^\n(?=    ))+", text, flags=re.M)
-    return ["\n".join(line[4:] for line in block.splitlines()).strip("\n") for block in found]
+    indented = re.findall(r"(?:^    .*\n|^\n(?=    ))+", text, flags=re.M)
+    return ["\n".join(line[4:] for line in block.splitlines()).strip("\n") for block in indented]
 
 
 def commands(block: str) -> list[str]:

@@ -15,6 +15,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModelBase
+from fairseq.modules import LayerDropModuleList
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -24,19 +25,21 @@ PAD = 1
 """Index of padding in every fairseq dictionary."""
 
 
-def dictionary(words: int) -> Dictionary:
-    """fairseq's four special symbols and `words` words."""
+def dictionary(words: int, first: int = 0) -> Dictionary:
+    """fairseq's four special symbols and `words` words, numbered from `first`."""
     result = Dictionary()
-    for word in range(words):
+    for word in range(first, first + words):
         result.add_symbol(f"w{word}")
     assert result.pad() == PAD
     return result
 
 
-def build(arch: str, words: int = 100, seed: int = 1, **options: Any) -> TransformerModelBase:
+def build(
+    arch: str, words: int | Dictionary = 100, seed: int = 1, target: Dictionary | None = None, **options: Any
+) -> TransformerModelBase:
     """A freshly initialised model in training mode: a stock `transformer…`, or a plugin model with plain layers.
 
-    The vocabulary has words + 4 entries; all embeddings are tied.
+    The vocabulary is a dictionary, or has words + 4 entries; unless options say otherwise, all embeddings are tied.
     """
     args = Namespace(share_all_embeddings=True, max_source_positions=256, max_target_positions=256)
     if arch.startswith("transformer_admin"):
@@ -44,9 +47,9 @@ def build(arch: str, words: int = 100, seed: int = 1, **options: Any) -> Transfo
     for name, value in options.items():
         setattr(args, name, value)
     ARCH_CONFIG_REGISTRY[arch](args)
-    words_of = dictionary(words)
+    source = words if isinstance(words, Dictionary) else dictionary(words)
     torch.manual_seed(seed)
-    task = SimpleNamespace(source_dictionary=words_of, target_dictionary=words_of)
+    task = SimpleNamespace(source_dictionary=source, target_dictionary=target or source)
     return ARCH_MODEL_REGISTRY[arch].build_model(args, task).train()
 
 
@@ -216,7 +219,7 @@ def ended(x: Tensor, stack: Any, sublayer: Any) -> Tensor:
     if sublayer is fixup:
         x = x + stack.layer_norm.bias
         return x if stack.layer_norm.multiplier is None else x * stack.layer_norm.multiplier
-    return normalised(x, stack.layer_norm) if sublayer in (pre_ln, peri_ln) else x
+    return x if stack.layer_norm is None else normalised(x, stack.layer_norm)
 
 
 def fixup_attention(attention: Any, query: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
@@ -272,12 +275,28 @@ def stack_by_hand(
         Shape (T, B, C).
     """
     is_decoder, padding = hasattr(stack, "build_decoder_layer"), words.eq(PAD)
+    noise = stack.quant_noise or nn.Identity()
     x = stack.embed_scale * stack.embed_tokens(words)
-    x = x + stack.embed_positions(words)
+    x = (noise(x) if is_decoder else x) + stack.embed_positions(words)
     x = x if stack.layernorm_embedding is None else normalised(x, stack.layernorm_embedding)
     x = stack.dropout_module(x)
-    x = (x if is_decoder else x.masked_fill(padding.unsqueeze(2), 0)).transpose(0, 1)
-    for layer in stack.layers.children():  # children() ignores layerdrop
+    x = (x if is_decoder else noise(x).masked_fill(padding.unsqueeze(2), 0)).transpose(0, 1)
+    if isinstance(stack.layers, LayerDropModuleList):
+        torch.rand(len(stack.layers))  # fairseq draws which layers to drop; here none is
+    return ended(layers_by_hand(stack, x, padding, sublayer, memory, memory_padding), stack, sublayer)
+
+
+def layers_by_hand(
+    stack: Any,
+    x: Tensor,
+    padding: Tensor,
+    sublayer: Sublayer,
+    memory: Tensor | None = None,
+    memory_padding: Tensor | None = None,
+) -> Tensor:
+    """The output of a stack's last layer, from the first layer's input. Shapes (T, B, C), and (B, T) for padding."""
+    is_decoder = hasattr(stack, "build_decoder_layer")
+    for layer in stack.layers.children():
         start, b = x, 1.0 if getattr(layer, "branch_scale", None) is None else layer.branch_scale
 
         def self_attention(y: Tensor, layer: Any = layer) -> Tensor:
@@ -294,7 +313,7 @@ def stack_by_hand(
             branch = Branch(encoder_attention, *[layer.encoder_attn] * 2, b, None)
             x = sublayer(x, branch, layer.encoder_attn_layer_norm)
         x = sublayer(x, Branch(last, layer.fc1, layer.fc2, b, start), layer.final_layer_norm)
-    return ended(x, stack, sublayer)
+    return x
 
 
 def by_hand(model: Any, words: dict[str, Tensor], sublayers: dict[str, Sublayer]) -> Tensor:

@@ -93,8 +93,8 @@ def test_files_of_a_fresh_model(what: str, tmp_path: Path, capsys: pytest.Captur
 )
 def test_a_fresh_model_of_any_mechanism(scheme: str, what: str, tmp_path: Path) -> None:
     """If branches are 0 at first, so that nothing moves and gradients are 0, are there still figures, without NaN?"""
-    given = ["--admin-scheme", scheme, *FRESH, *QUICK, "-o", str(tmp_path / "out")]
-    assert cli.main(["analyze", what, *given]) == 0
+    options = ["--admin-scheme", scheme, *FRESH, *QUICK, "-o", str(tmp_path / "out")]
+    assert cli.main(["analyze", what, *options]) == 0
     text = (tmp_path / "out.json").read_text()
     assert "NaN" not in text and "Infinity" not in text
     assert "nan" not in "".join(ElementTree.parse(tmp_path / "out.svg").getroot().itertext())
@@ -102,8 +102,8 @@ def test_a_fresh_model_of_any_mechanism(scheme: str, what: str, tmp_path: Path) 
 
 def test_two_streams_are_not_measured_as_one(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Is ResiDual's output change refused? Its output is not that of its last sub-layer, which is Post-LN."""
-    given = ["--admin-scheme", "residual", *FRESH, *QUICK, "-o", str(tmp_path / "out")]
-    assert cli.main(["analyze", "output-change", *given]) == 2
+    options = ["--admin-scheme", "residual", *FRESH, *QUICK, "-o", str(tmp_path / "out")]
+    assert cli.main(["analyze", "output-change", *options]) == 2
     assert "the output of ResiDual's stack is a sum of two streams" in capsys.readouterr().err and not list(
         tmp_path.iterdir()
     )
@@ -120,7 +120,8 @@ def test_one_depth_has_no_power(tmp_path: Path) -> None:
 def test_a_model_of_one_stack(what: str, arch: str, stack: str, tmp_path: Path) -> None:
     """Does it measure models of one stack, with 2 layers of 2 sub-layers, and leave out the missing stack?"""
     stacks = analyzed(what, "--arch", arch, "--random-tokens", *QUICK, "--json", "-o", tmp_path / "out")["stacks"]
-    assert {name: len(it["sublayers"]) for name, it in stacks.items()} == {stack: 4 + (what == "dependency")}
+    sublayers = {name: len(result["sublayers"]) for name, result in stacks.items()}
+    assert sublayers == {stack: 4 + (what == "dependency")}
 
 
 @pytest.mark.parametrize("what, arch, title", [("dependency", "transformer", "Pre-LN"),
@@ -137,20 +138,21 @@ def test_a_checkpoint_on_data(what: str, arch: str, title: str, corpus: Path, wo
 
 def test_the_same_numbers_again(tmp_path: Path) -> None:
     """Do the numbers depend on the seed alone?"""
-    given = ["dependency", *FRESH, "--tokens", "64", "--json", "-o", tmp_path / "out", "--seed"]
-    first, again, other = (analyzed(*given, seed) for seed in (1, 1, 2))
+    options = ["dependency", *FRESH, "--tokens", "64", "--json", "-o", tmp_path / "out", "--seed"]
+    first, again, other = (analyzed(*options, seed) for seed in (1, 1, 2))
     assert first == again and first["stacks"] != other["stacks"]
 
 
 def test_updates_of_checkpoints(words: int, corpus: Path, tmp_path: Path) -> None:
     """Does each pair of successive checkpoints give an interval, with its change and the gradient at its start?"""
     paths = [checkpoint(tmp_path / f"checkpoint{n}.pt", words=words, updates=n) for n in (1, 2, 3)]
-    given = ["--data", corpus, "--tokens", 64, "--json", "-o", tmp_path / "out"]
-    intervals = analyzed("updates", *paths, *given)["intervals"]
-    assert [(it["from"], it["to"]) for it in intervals] == [(str(a), str(b)) for a, b in zip(paths, paths[1:])]
+    options = ["--data", corpus, "--tokens", 64, "--json", "-o", tmp_path / "out"]
+    intervals = analyzed("updates", *paths, *options)["intervals"]
+    ends = [(interval["from"], interval["to"]) for interval in intervals]
+    assert ends == [(str(a), str(b)) for a, b in zip(paths, paths[1:])]
     one, other = (files.read(path)["model"]["encoder.layers.1.fc1.weight"] for path in paths[1:])
     assert intervals[1]["update"]["encoder"]["fc1"][1] == pytest.approx((other - one).norm().item(), rel=1e-6)
-    (whole,) = analyzed("updates", paths[0], paths[2], *given)["intervals"]
+    (whole,) = analyzed("updates", paths[0], paths[2], *options)["intervals"]
     assert whole["gradient"] == intervals[0]["gradient"] != intervals[1]["gradient"]
 
 
@@ -217,8 +219,8 @@ def test_refusals(
         elif name == "OTHER":
             state["cfg"]["model"]["_name"] = "lightconv"
         Checkpoint(state).write(places[name])
-    given = [places.get(word, word) for word in arguments.split()]
-    assert message in one_line_error(capsys, "analyze", *given, "-o", tmp_path / "out" / "x")
+    command_line = [places.get(word, word) for word in arguments.split()]
+    assert message in one_line_error(capsys, "analyze", *command_line, "-o", tmp_path / "out" / "x")
     assert not list((tmp_path / "out").iterdir())
 
 

@@ -59,7 +59,7 @@ def test_dependency_is_the_plain_one(scheme: str) -> None:
     with observed({"encoder": model.encoder}, {"encoder": src}) as seen, torch.no_grad():
         model.encoder(src, lengths)
     squared = dependency.squared_dependencies(seen["encoder"]) / len(real)
-    rows = [it.branch.flatten(0, 1)[real] for it in seen["encoder"]]
+    rows = [sublayer.branch.flatten(0, 1)[real] for sublayer in seen["encoder"]]
     norms = [norm for layer in model.encoder.layers for norm in (layer.self_attn_layer_norm, layer.final_layer_norm)]
     first = seen["encoder"][0].shortcut.flatten(0, 1)[real]
     for j in range(5):
@@ -108,11 +108,11 @@ def test_shares_add_up_at_initialisation(found) -> None:
 def test_post_ln_depends_on_its_last_branches(found) -> None:
     """Law (section 4.1): with depth, a sub-layer's own share stays constant in Post-LN and falls as 1/i in Pre-LN. In
     Admin it also falls, and is smaller than in Post-LN."""
-    own = {
+    shares = {
         scheme: [row[-1] ** 2 for row in result["stacks"]["encoder"]["beta"][1:]] for scheme, result in found.items()
     }
-    last = {scheme: sum(values[-4:]) / 4 for scheme, values in own.items()}
-    second = {scheme: sum(values[:4]) / 4 for scheme, values in own.items()}
+    last = {scheme: sum(values[-4:]) / 4 for scheme, values in shares.items()}
+    second = {scheme: sum(values[:4]) / 4 for scheme, values in shares.items()}
     assert last["post-ln"] > 0.7 * second["post-ln"]
     assert last["pre-ln"] < 0.6 * second["pre-ln"]
     assert last["admin"] < 0.6 * second["admin"]

@@ -27,7 +27,7 @@ def moved(model: torch.nn.Module, side: str, place: int, change: Tensor) -> None
     if not layer.normalize_before:
         getattr(layer, name).register_forward_hook(lambda norm, inputs, output: output + change)
         return
-    turn = [it for it in sublayers if it[0] is layer].index(sublayers[place])
+    turn = [sublayer for sublayer in sublayers if sublayer[0] is layer].index(sublayers[place])
     calls = []
 
     def residual_connection(self, x, residual):
@@ -70,8 +70,8 @@ def test_relative_gradients_and_norms_are_the_plain_ones() -> None:
     lengths = []
     for sample in subject.samples:
         seen = gradients.output_gradients(subject, subject.model, sample)
-        for place, it in enumerate([*seen["encoder"], *seen["decoder"]]):
-            squares[place] += math.fsum(float(value) ** 2 for value in it.output.grad.flatten())
+        for place, sublayer in enumerate([*seen["encoder"], *seen["decoder"]]):
+            squares[place] += math.fsum(float(value) ** 2 for value in sublayer.output.grad.flatten())
         last = seen["encoder"][3]
         lengths += [
             float((x + f).square().sum()) for x, f in zip(last.shortcut.flatten(0, 1), last.branch.flatten(0, 1))
@@ -121,13 +121,13 @@ def test_last_gradient_is_flat_in_post_ln_and_falls_in_pre_ln() -> None:
 
     Means over 16 models gave L^-0.08 and L^-0.46. Means over 4 models scatter more.
     """
-    found = {
+    results = {
         scheme: gradients._last_feed_forward(fresh(scheme, tokens=128), gradients.DEPTHS, 4)
         for scheme in ("post-ln", "pre-ln")
     }
-    powers = {scheme: it["power of the depth"]["decoder"] for scheme, it in found.items()}
+    powers = {scheme: result["power of the depth"]["decoder"] for scheme, result in results.items()}
     assert abs(powers["post-ln"]) < 0.25 < 0.3 < -powers["pre-ln"] < 0.75
-    assert found["post-ln"]["stacks"]["decoder"][-1] > 2 * found["pre-ln"]["stacks"]["decoder"][-1]
+    assert results["post-ln"]["stacks"]["decoder"][-1] > 2 * results["pre-ln"]["stacks"]["decoder"][-1]
 
 
 @pytest.mark.nightly
@@ -135,8 +135,8 @@ def test_only_the_decoder_of_post_ln_vanishes() -> None:
     """Law (Liu et al. 2020, section 3.1 and theorem 1): at 18 layers, gradients vanish only down Post-LN's decoder."""
     kept = {}
     for scheme in ("post-ln", "pre-ln", "admin"):
-        for side, found in gradients._by_layer(fresh(scheme, layers=18, tokens=256)).items():
-            values = found["relative output gradient"]
+        for side, result in gradients._by_layer(fresh(scheme, layers=18, tokens=256)).items():
+            values = result["relative output gradient"]
             kept[scheme, side] = values[0] / values[-1]
     assert kept.pop(("post-ln", "decoder")) < 0.1
     assert min(kept.values()) > 0.4  # Admin's decoder; gradients of the other stacks keep their size or grow

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from test_export import TASK, state_of, words
+from reference import dictionary
+from test_export import state_of
 
 from fairseq_admin import cli
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
@@ -63,16 +64,29 @@ def test_sources_of_the_languages(tmp_path: Path) -> None:
         Assets(model, tmp_path / "nowhere").languages(None, None)
 
 
+def test_a_dictionary_must_be_the_models(tmp_path: Path) -> None:
+    """Is a missing, wrong or damaged dictionary next to the model reported in one line?"""
+    assets, path = Assets(tmp_path / "model.pt"), tmp_path / "dict.en.txt"
+    with pytest.raises(AdminError, match=f"^there is no dict.en.txt in {tmp_path}. Give the folder .* as --data.$"):
+        assets.dictionary("en", 64, "decoder")
+    dictionary(59).save(str(path))
+    with pytest.raises(AdminError, match="dict.en.txt: the dictionary has 63 symbols and the model 64. Give"):
+        assets.dictionary("en", 64, "decoder")
+    path.write_text("no count\n")
+    with pytest.raises(AdminError, match="dict.en.txt is not a dictionary of fairseq's .* Give the model's own.$"):
+        assets.dictionary("en", 64, "decoder")
+
+
 @pytest.mark.parametrize("pieces", [False, True])
 @pytest.mark.parametrize("engine", ["fairseq", "ctranslate2"])
 def test_without_text_json_and_codes(pieces: bool, engine: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Without text.json and codes, export needs the dictionaries, and translating tokens needs the merges, if any."""
     pytest.importorskip(engine, reason=f"{engine} is not installed")
-    some = words(50)
+    some = dictionary(50)
     for number in range(10):
         some.add_symbol(f"p{number}{'@@' * pieces}")
     state = state_of(some, some)
-    state["cfg"]["task"] = {**TASK, "source_lang": None, "target_lang": None}
+    state["cfg"]["task"] |= {"source_lang": None, "target_lang": None}
     data, model = tmp_path / "data-bin", tmp_path / "model.pt"
     data.mkdir()
     Checkpoint(state).write(model)

@@ -176,11 +176,11 @@ def test_memory_is_the_result_and_little_more(tmp_path, monkeypatch):
         save(tmp_path / f"{n}.pt", model, n, last_optimizer_state={"a": torch.zeros(size // 2)})
     paths = [tmp_path / f"{n}.pt" for n in range(4)]
     averaging.average(paths[:1])  # warm up: imports and caches
-    before, used, mean = _status("RssAnon"), [], averaging._mean
+    at_start, used, mean = _status("RssAnon"), [], averaging._mean
 
-    def seen(*given):
-        used.append(_status("RssAnon") - before)
-        return mean(*given)
+    def seen(*arguments):
+        used.append(_status("RssAnon") - at_start)
+        return mean(*arguments)
 
     monkeypatch.setattr(averaging, "_mean", seen)
     averaging.average(paths)
@@ -300,9 +300,9 @@ def test_a_file_that_is_replaced_meanwhile(tmp_path, monkeypatch):
     paths = [save(tmp_path / f"{n}.pt", vectors(w=n), n) for n in (1, 2)]
     mean = averaging._mean
 
-    def replaced(*given):
+    def replaced(*arguments):
         save(tmp_path / "new.pt", vectors(w=7)).replace(paths[1])
-        return mean(*given)
+        return mean(*arguments)
 
     monkeypatch.setattr(averaging, "_mean", replaced)
     assert averaging.average(paths).weights["encoder.w"].item() == 1.5

@@ -41,11 +41,11 @@ def test_a_log_gets_a_line_every_ten_seconds_with_the_time_left_at_the_recent_ra
             for _ in range(seconds):
                 clock.now += 1
                 shown.update(rate)
-    said = capsys.readouterr().err
-    lines = said.splitlines()
-    assert "\r" not in said and len(lines) == 6
+    log = capsys.readouterr().err
+    lines = log.splitlines()
+    assert "\r" not in log and len(lines) == 6
     assert lines[0] == "get x: 800 of 1.00kB (80 %), 50.0B/s, 00:04 left"
-    left = [int(minutes) * 60 + int(seconds) for minutes, seconds in re.findall(r"(\d\d):(\d\d) left", said)]
+    left = [int(minutes) * 60 + int(seconds) for minutes, seconds in re.findall(r"(\d\d):(\d\d) left", log)]
     assert left == sorted(left) and left[-1] == 39, "at the rate since the start it would be 16"
 
 
@@ -62,15 +62,15 @@ with bar.bar("get x", 100) as shown:
         shown.update(25)
         logging.info("a message")
 """
-    ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, stderr=theirs, check=True, timeout=60)
-    os.close(theirs)
-    said = ""
+    reader, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, stderr=terminal, check=True, timeout=60)
+    os.close(terminal)
+    output = ""
     with suppress(OSError):  # on Linux, reading fails when the other end is closed
-        while more := os.read(ours, 1 << 16):
-            said += more.decode()
-    os.close(ours)
-    assert len(re.findall(r"\rget x: +\d+%\|", said)) >= 4
-    assert re.findall(r"([^\r\n]*)a message\r\n", said) == [""] * 4, "the bar was wiped before each"
-    assert said.endswith("\r") and said.count("\n") == 4, "and at the end"
+        while more := os.read(reader, 1 << 16):
+            output += more.decode()
+    os.close(reader)
+    assert len(re.findall(r"\rget x: +\d+%\|", output)) >= 4
+    assert re.findall(r"([^\r\n]*)a message\r\n", output) == [""] * 4, "the bar was wiped before each"
+    assert output.endswith("\r") and output.count("\n") == 4, "and at the end"

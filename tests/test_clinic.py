@@ -40,9 +40,9 @@ def test_their_weights_are_trained_on(theirs):
     """Training continues from their weights, loaded by the names in the file, as with --finetune-from-model."""
     raw = torch.load(GOLDEN, weights_only=True)["model"]
     model = build(theirs)
-    before = {name: omega.clone() for name, omega in model.named_parameters() if name.endswith("omega_delta")}
+    deltas = {name: omega.clone() for name, omega in model.named_parameters() if name.endswith("omega_delta")}
     model.load_state_dict(dict(raw), strict=True)
-    assert model.profiled and len(before) == 8
+    assert model.profiled and len(deltas) == 8
     theirs_ratio = raw["decoder.layers.1.encoder_ratio_change"]
     torch.testing.assert_close(model.decoder.layers[1].encoder_attn_layer_norm.omega, theirs_ratio)
     model.train()(*theirs.state["extra_state"]["expected"]["batch"])[0].logsumexp(-1).sum().backward()

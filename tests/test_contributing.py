@@ -23,5 +23,5 @@ def test_the_scheme_is_added_by_the_diff(tmp_path: Path) -> None:
     subprocess.run(["git", "apply", "-"], input=patch, text=True, cwd=tmp_path, check=True)
     chosen = ["-k", "doubled and (written_out or names_the_scheme)", "-p", "no:cacheprovider", "-rA"]
     command = [sys.executable, "-m", "pytest", "tests/test_schemes.py", *chosen]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.count("PASSED") == 2, done.stdout[-4000:]
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert process.returncode == 0 and process.stdout.count("PASSED") == 2, process.stdout[-4000:]

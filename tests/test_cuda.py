@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import conftest
 import pytest
 import reference
 import torch
@@ -29,32 +27,6 @@ from recipes.bench.speed import faked_device
 from recipes.bench.step import batches, trainer
 
 
-def _sees(log: Path) -> None:
-    """Write down which GPUs a process may see, and how many fairseq counts."""
-    from fairseq.dataclass.configs import DistributedTrainingConfig
-
-    log.write_text(f"{os.environ['CUDA_VISIBLE_DEVICES']!r} {DistributedTrainingConfig().distributed_world_size}")
-
-
-def test_only_what_is_marked_cuda_sees_a_gpu(tmp_path: Path) -> None:
-    """Does a test's process, and fairseq in it, see no GPU on any machine?"""
-    assert not torch.cuda.is_available() and torch.cuda.device_count() == 0
-    process = conftest.process(_sees, tmp_path / "log")
-    process.start()
-    process.join(60)
-    assert (tmp_path / "log").read_text() == "'' 1"
-
-
-@pytest.mark.cuda
-def test_a_test_marked_cuda_sees_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Does the process of a test marked cuda see the first GPU, with a fresh count?"""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    process = conftest.process(_sees, tmp_path / "log")
-    process.start()
-    process.join(120)
-    assert torch.cuda.is_available() and (tmp_path / "log").read_text() == "'0' 1"
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("clip_norm", [0.0, 1.0])
 def test_amp_unscales_once_on_cuda(clip_norm: float) -> None:
@@ -66,7 +38,7 @@ def test_gradients_of_a_model_under_amp() -> None:
     """Do the gradients that radam steps with under --amp differ from those of float32 by float16's roundings only?"""
     options = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
     batch = [part.cuda() for part in reference.batch()]
-    found = []
+    results = []
     for cast in (False, True):
         model = reference.build("transformer_admin", seed=1, **{**reference.TINY, **options}).cuda()
         params = list(model.parameters())
@@ -77,8 +49,8 @@ def test_gradients_of_a_model_under_amp() -> None:
         optimizer.clip_grad_norm(0.0)
         assert isinstance(getattr(optimizer, "fp32_optimizer", optimizer), FairseqRAdam)
         optimizer.step()  # otherwise the scaler would divide them again
-        found.append(torch.cat([p.grad.flatten() for p in params if p.grad is not None]))
-    plain, cast = found
+        results.append(torch.cat([p.grad.flatten() for p in params if p.grad is not None]))
+    plain, cast = results
     # The bound allows a hundred roundings of 2^-11 in one direction, which is more than happens.
     assert plain.norm() > 0 and 0 < (plain - cast).norm() < 100 * 2**-11 * plain.norm()
 
@@ -96,7 +68,7 @@ def test_fast_gradients_on_cuda(scheme: str, dtype: torch.dtype) -> None:
     if scheme == "admin":
         options["admin_init"] = "log"
     batch = [part.cuda() for part in reference.batch(source=43, target=40)]
-    found = []
+    results = []
     for layers in ("on", "off"):
         model = reference.build("transformer_admin_tiny", admin_fast=layers, **options).cuda().to(dtype)
         assert any(isinstance(module, FastAttention) for module in model.modules()) == (layers != "off")
@@ -106,11 +78,11 @@ def test_fast_gradients_on_cuda(scheme: str, dtype: torch.dtype) -> None:
         loss.backward()
         grads = {name: p.grad.flatten().float() for name, p in model.named_parameters()}
         queries = torch.cat([gradient for name, gradient in grads.items() if "q_proj" in name])
-        found.append((torch.cat([loss.detach().view(1), *grads.values()]), queries))
+        results.append((torch.cat([loss.detach().view(1), *grads.values()]), queries))
     # About twenty roundings, including those of float32 products (torch turns TF32 off by default).
-    for ours, theirs in zip(*found):
-        assert theirs.norm() > 0
-        assert (ours - theirs).norm() < 20 * torch.finfo(dtype).eps * theirs.norm()
+    for fast, expected in zip(*results):
+        assert expected.norm() > 0
+        assert (fast - expected).norm() < 20 * torch.finfo(dtype).eps * expected.norm()
 
 
 @pytest.mark.cuda
@@ -125,7 +97,7 @@ def test_loss_on_cuda(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_fused_radam_on_cuda(dtype: torch.dtype) -> None:
     """Does torch's fused kernel match its RAdam, with a loss scale and clipping, before and after the sixth step?"""
-    found = []
+    results = []
     for fused in (True, False):
         generator = torch.Generator().manual_seed(1)
         sizes = (70000, 33, 4, 1)
@@ -140,8 +112,8 @@ def test_fused_radam_on_cuda(dtype: torch.dtype) -> None:
         state = handle.optimizer.state
         assert all(int(state[p]["step"]) == 12 for p in params)
         tensors = [norm, *params, *(state[p][name] for p in params for name in ("exp_avg", "exp_avg_sq"))]
-        found.append(torch.cat([it.detach().float().flatten() for it in tensors]))
-    torch.testing.assert_close(*found, rtol=1e-5 if dtype == torch.float32 else 2**-10, atol=1e-6)
+        results.append(torch.cat([tensor.detach().float().flatten() for tensor in tensors]))
+    torch.testing.assert_close(*results, rtol=1e-5 if dtype == torch.float32 else 2**-10, atol=1e-6)
 
 
 class Computed:
@@ -185,9 +157,9 @@ def test_recorded_steps_train_as_computed_ones() -> None:
         assert calls == [1] and made.get_num_updates() == 13
         if method == "graph":
             assert [pair is not None for pair in made.criterion.steps._pairs.values()] == [True] * 3
-    before, ours, _, theirs = weights
-    assert (theirs - before).norm() > 0.1
-    assert (ours - theirs).norm() < (0.02 if there else 1e-5) * (theirs - before).norm()
+    start, recorded, _, computed = weights
+    assert (computed - start).norm() > 0.1
+    assert (recorded - computed).norm() < (0.02 if there else 1e-5) * (computed - start).norm()
 
 
 def test_says_why_steps_are_not_recorded(caplog: pytest.LogCaptureFixture) -> None:
@@ -213,7 +185,7 @@ QUIET = {
 @pytest.mark.parametrize("name", QUIET)
 def test_attached_on_cuda(name: str) -> None:
     """Are ω, the weights after three steps and the fold those of the CPU, and does the fold hold under autocast?"""
-    found, kept, profiled = [], {}, []
+    outputs_by_device, kept, profiled = [], {}, []
     for there in (False, True):
         model, batch = build(name, **QUIET[name])
         if there:
@@ -239,9 +211,9 @@ def test_attached_on_cuda(name: str) -> None:
         (attached, rounded), (folded, folded_rounded) = outputs
         assert (attached - folded).abs().max() < 1e-12  # a few sub-layers, each with a few roundings
         assert (rounded - folded_rounded).abs().max() < 0.02 * attached.abs().max()
-        found.append(attached.detach().double().cpu())
+        outputs_by_device.append(attached.detach().double().cpu())
     torch.testing.assert_close(*profiled, rtol=2**-22, atol=0)
-    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(*outputs_by_device, rtol=1e-6, atol=1e-9)
 
 
 LEARNS = "--optimizer sgd --lr 0.05 --dropout 0 --attention-dropout 0 --max-tokens 150 --max-update 3".split()
@@ -251,10 +223,10 @@ def assert_two_are_one(corpus: Path, folder: Path, two: Path, options: list[str]
     """After three steps, are two devices' weights those of one device with twice the batches per update?"""
     one = folder / "one"
     train(corpus, one, *QUICK, *LEARNS, "--distributed-world-size", 1, "--update-freq", 2, options=options)
-    ours, theirs = (last(place)["model"] for place in (two, one))
-    for name, weight in theirs.items():
+    weights, expected = (last(place)["model"] for place in (two, one))
+    for name, weight in expected.items():
         if not name.endswith(provenance.KEY):  # it counts the first device's own tokens
-            torch.testing.assert_close(ours[name], weight, rtol=1e-4, atol=1e-5, msg=name)
+            torch.testing.assert_close(weights[name], weight, rtol=1e-4, atol=1e-5, msg=name)
 
 
 @pytest.mark.cuda

@@ -12,7 +12,7 @@ import deeper
 import pytest
 import torch
 from conftest import Run, one_line_error
-from test_modes import same, two_processes
+from test_modes import same
 
 from fairseq_admin import cli
 from fairseq_admin.checkpoints.files import read
@@ -48,46 +48,35 @@ def encoder(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "checkpoint_last.pt"
 
 
-def six_updates(data: Path, encoder: Path, folder: Path, scheme: str) -> Run:
+def six_updates(data: Path, encoder: Path, folder: Path) -> Run:
     """Train or resume with Adam, which moves at once. Leaves checkpoint_1_3.pt and checkpoint_last.pt."""
-    how = ["--finetune-from-model", encoder, "--max-update", 6, "--save-interval-updates", 3]
-    return train(data, folder, *CLASSES, "--more-scheme", scheme, "--optimizer", "adam_by_group", *how)
+    options = ["--finetune-from-model", encoder, "--max-update", 6, "--save-interval-updates", 3]
+    return train(data, folder, *CLASSES, "--optimizer", "adam_by_group", *options)
 
 
 @pytest.fixture(scope="module")
 def trained(data: Path, encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with log0 and the checkpoints of a run with new DT-Fixup layers."""
     folder = tmp_path_factory.mktemp("trained")
-    six_updates(data, encoder, folder, "dt-fixup")
+    six_updates(data, encoder, folder)
     return folder
 
 
 MEASURED = r"Admin: (.*) on ([0-9]+) sentences in evaluation mode in .* s: ([0-9.]+)"
 
 
-@pytest.mark.parametrize("scheme", ["dt-fixup", "admin"])
-def test_measured_once_and_resumed_bit_for_bit(scheme: str, data: Path, encoder: Path, tmp_path: Path, request) -> None:
+def test_measured_once_and_resumed_bit_for_bit(data: Path, encoder: Path, trained: Path, tmp_path: Path) -> None:
     """Is the measurement logged once, before the first update, and does a resumed run equal one without a stop?"""
-    if scheme == "admin":
-        whole = tmp_path / "whole"
-        six_updates(data, encoder, whole, scheme)
-    else:
-        whole = request.getfixturevalue("trained")
-    state = read(whole / "checkpoint_last.pt")["model"]
-    log = (whole / "log0").read_text()
-    ((what, sentences, said),) = re.findall(MEASURED, log)
+    state, log = read(trained / "checkpoint_last.pt")["model"], (trained / "log0").read_text()
+    ((quantity, sentences, value),) = re.findall(MEASURED, log)
     record = provenance.decode(state["more.admin_provenance"])
-    assert record["sentences"] == int(sentences) == 120 and log.index(what) < log.index("num_updates=1,")
-    omegas = [it for key, it in state.items() if key.startswith("more.") and key.endswith("omega_init")]
-    if scheme == "admin":
-        assert what == "omega of the new layers" and len(omegas) == 4 and omegas[0][0] == float(said) < omegas[1][0]
-    else:
-        assert what.endswith("(mu)") and record["mu"] == pytest.approx(float(said), rel=1e-3) and not omegas
-    (tmp_path / "again").mkdir()
-    shutil.copy(whole / "checkpoint_1_3.pt", tmp_path / "again/checkpoint_last.pt")
-    again = six_updates(data, encoder, tmp_path / "again", scheme)
-    assert "3 updates" in again.output and not re.search(MEASURED, again.output)
-    assert same(read(tmp_path / "again/checkpoint_last.pt")["model"], state)
+    assert record["sentences"] == int(sentences) == 120 and log.index(quantity) < log.index("num_updates=1,")
+    assert quantity.endswith("(mu)") and record["mu"] == pytest.approx(float(value), rel=1e-3)
+    tmp_path.joinpath("resumed").mkdir()
+    shutil.copy(trained / "checkpoint_1_3.pt", tmp_path / "resumed/checkpoint_last.pt")
+    resumed = six_updates(data, encoder, tmp_path / "resumed")
+    assert "3 updates" in resumed.output and not re.search(MEASURED, resumed.output)
+    assert same(read(tmp_path / "resumed/checkpoint_last.pt")["model"], state)
 
 
 def test_half_precision_trains_the_scaled_weights(data: Path, encoder: Path, tmp_path: Path) -> None:
@@ -95,8 +84,8 @@ def test_half_precision_trains_the_scaled_weights(data: Path, encoder: Path, tmp
 
     (radam moves nothing before update 6.) float16 has 12 bits, and the largest of 64 x 64 weights is at most 1 % off.
     """
-    given = [*CLASSES, "--finetune-from-model", encoder, "--max-update", 1, "--profile-sentences", 50]
-    train(data, tmp_path, *given, "--fp16", "--fp16-no-flatten-grads")
+    options = [*CLASSES, "--finetune-from-model", encoder, "--max-update", 1, "--profile-sentences", 50]
+    train(data, tmp_path, *options, "--fp16", "--fp16-no-flatten-grads")
     state = read(tmp_path / "checkpoint_last.pt")["model"]
     record = provenance.decode(state["more.admin_provenance"])
     assert record["sentences"] == 50 and "on 50 sentences" in (tmp_path / "log0").read_text()
@@ -107,25 +96,12 @@ def test_half_precision_trains_the_scaled_weights(data: Path, encoder: Path, tmp
         assert weight.abs().max().item() == pytest.approx(share * (6 / sum(weight.shape)) ** 0.5, rel=0.015), name
 
 
-@pytest.mark.slow
-def test_two_processes(data: Path, encoder: Path, tmp_path: Path) -> None:
-    """Do both of two processes over gloo begin with the state of a single process?"""
-    given = [*CLASSES, "--finetune-from-model", str(encoder)]
-    train(data, tmp_path / "one", *given, "--max-update", 1)
-    both = [tmp_path / "rank0", tmp_path / "rank1"]
-    two_processes(data, both, "--max-update", 1, options=[*COMMON, *given])
-    states = [read(folder / "checkpoint_last.pt")["model"] for folder in (tmp_path / "one", *both)]
-    names = [key for key in states[0] if key.startswith("more.")]
-    assert len(names) > 20 and all(same(states[0][key], it[key]) for it in states[1:] for key in names)
-    assert "sentences" in provenance.decode(states[2]["more.admin_provenance"])
-
-
 def test_validated_and_shown(data: Path, trained: Path, tmp_path: Path, run, capsys: pytest.CaptureFixture) -> None:
     path = trained / "checkpoint_last.pt"
-    given = ["--user-dir", "fairseq_admin", "--path", path, "--task", "sentence_prediction", "--num-classes", 2]
-    given += ["--criterion", "sentence_prediction", "--num-workers", 0]
-    done = run("fairseq_cli.validate", data, *given, "--max-positions", 30, "--cpu", "--max-tokens", 300)
-    assert done.status == 0 and "accuracy" in done.output, done.output[-3000:]
+    options = ["--user-dir", "fairseq_admin", "--path", path, "--task", "sentence_prediction", "--num-classes", 2]
+    options += ["--criterion", "sentence_prediction", "--num-workers", 0]
+    validated = run("fairseq_cli.validate", data, *options, "--max-positions", 30, "--cpu", "--max-tokens", 300)
+    assert validated.status == 0 and "accuracy" in validated.output, validated.output[-3000:]
     both = [str(trained / name) for name in ("checkpoint_1_3.pt", "checkpoint_last.pt")]
     assert cli.main(["average", *both, "-o", str(tmp_path / "a.pt")]) == 0
     capsys.readouterr()
@@ -141,7 +117,7 @@ def test_validated_and_shown(data: Path, trained: Path, tmp_path: Path, run, cap
 def test_verbs_that_are_not_for_it(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Is each verb that does not support new layers refused in one line that says why?"""
     path, out = str(trained / "checkpoint_last.pt"), str(tmp_path / "out")
-    for command, said in (
+    for command, message in (
         (["translate", path], "was trained for the task 'sentence_prediction'; expected 'translation'"),
         (
             ["fold", path, "-o", out],
@@ -150,7 +126,7 @@ def test_verbs_that_are_not_for_it(trained: Path, tmp_path: Path, capsys: pytest
         (["export", path, "--to", "ctranslate2", "-o", out], "its architecture is deeper_admin_tiny"),
         (["analyze", "omega", path, "-o", out], "is a deeper_admin_tiny; a checkpoint of a model of"),
     ):
-        assert said in one_line_error(capsys, *command)
+        assert message in one_line_error(capsys, *command)
     other = read(trained / "checkpoint_1_3.pt")
     other["model"]["more.admin_provenance"] = provenance.encode({"scheme": "dt-fixup", "mu": 2.5, "sentences": 9})
     torch.save(other, tmp_path / "other.pt")

@@ -11,12 +11,12 @@ from fairseq_admin.monitor.divergence_rule import ENOUGH, DivergenceRule
 
 def warned_updates(shares: list[float], losses: list[float]) -> list[int]:
     """Updates with a warning for the decoder, with one measurement per update."""
-    rule, found = DivergenceRule(), []
+    rule, updates = DivergenceRule(), []
     for update, (share, loss) in enumerate(zip(shares, losses), 1):
         lines = rule.warnings(update, {"encoder": 0.3, "decoder": share}, loss)
         assert all(f"update {update}: " in line and "the decoder's outputs" in line for line in lines)
-        found += [update] * len(lines)
-    return found
+        updates += [update] * len(lines)
+    return updates
 
 
 RISES = [0.4] * 40 + [0.4 + 0.002 * step for step in range(60)]

@@ -117,10 +117,11 @@ def test_a_scheme_learns_at_a_rate_where_every_seed_does() -> None:
 def test_the_site_builds(tmp_path):
     """Does the site build? A broken link or anchor, or a page outside the navigation, is an error."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path)]
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     )
-    assert done.returncode == 0, done.stderr  # with -q, warnings would be hidden and --strict would not count them
+    # With -q, warnings would be hidden and --strict would not count them.
+    assert process.returncode == 0, process.stderr
     start = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert 'href="results/#demo"' in start and 'src="images/24-layers.png"' in start
 

@@ -61,7 +61,7 @@ def test_the_difference_is_of_log_probabilities():
     one = stock(share_all_embeddings=False)
     model = {name: tensor.clone() for name, tensor in one["model"].items()}
     model["decoder.output_projection.weight"] *= 1.1
-    found = equivalence.verify(Checkpoint(one), Checkpoint({**one, "model": model}))[0]
+    difference = equivalence.verify(Checkpoint(one), Checkpoint({**one, "model": model}))[0]
     largest = 0.0
     for batch in equivalence.random_batches(Checkpoint(one)):
         scores = []
@@ -71,7 +71,7 @@ def test_the_difference_is_of_log_probabilities():
                 logits, _ = built(**batch)
             scores.append(torch.log_softmax(logits, -1)[batch["prev_output_tokens"].ne(1)])
         largest = max(largest, (scores[0] - scores[1]).abs().max().item())
-    assert found == pytest.approx(largest, abs=1e-6) and largest > 0.1
+    assert difference == pytest.approx(largest, abs=1e-6) and largest > 0.1
 
 
 def test_not_a_number_is_not_equal():

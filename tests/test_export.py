@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import resource
 import sys
-from argparse import Namespace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import reference
+import test_fold
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_admin import cli
@@ -28,9 +27,6 @@ from fairseq_admin.text.bpe import BPE
 from fairseq_admin.text.tokens import Text
 
 ENGINES = ("ctranslate2", "huggingface")
-TASK = {"_name": "translation", "data": "nowhere", "source_lang": "de", "target_lang": "en", "left_pad_source": True}
-TASK.update(left_pad_target=False, dataset_impl=None, train_subset="train", required_seq_len_multiple=1)
-TIED = {"share_all_embeddings": True}
 UNTIED = {"share_all_embeddings": False}
 
 
@@ -44,24 +40,10 @@ def offline(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
-def words(count, first=0):
-    found = Dictionary()
-    for number in range(first, first + count):
-        found.add_symbol(f"w{number}")
-    return found
-
-
 def state_of(source, target, arch="transformer_admin", **options):
     """A checkpoint in fairseq-train's format: a tiny model with random weights. None keeps its initial 0 or 1."""
-    flat = {"_name": arch, "max_source_positions": 64, "max_target_positions": 48, **reference.TINY, **TIED}
-    if arch == "transformer_admin":
-        flat.update(admin_init="reference", admin_profile_tokens=8192, admin_max_skipped_updates=100, update_freq=[1])
-    flat.update(options)
-    args = Namespace(**flat)
-    ARCH_CONFIG_REGISTRY[arch](args)
-    torch.manual_seed(1)
-    task = SimpleNamespace(source_dictionary=source, target_dictionary=target)
-    model = ARCH_MODEL_REGISTRY[arch].build_model(args, task)
+    sizes = {**reference.TINY, "max_source_positions": 64, "max_target_positions": 48, **options}
+    model = reference.build(arch, source, target=target, **sizes)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -72,26 +54,21 @@ def state_of(source, target, arch="transformer_admin", **options):
                 norm.omega_init.fill_(1.0)
                 if norm.omega_delta is not None:
                     norm.omega_delta.copy_(3 * torch.rand(norm.omega_init.shape, generator=generator))
-    return {
-        "args": None,
-        "cfg": {"model": vars(args), "task": TASK, "criterion": {"_name": "cross_entropy"}},
-        "model": {key: tensor.clone() for key, tensor in model.state_dict().items()},
-        "optimizer_history": [{"num_updates": 7}],
-    }
+    state = test_fold.state_of(model, arch, **sizes)
+    state["cfg"]["task"] |= {"source_lang": "de", "target_lang": "en", "left_pad_target": False}
+    return {**state, "model": {key: tensor.clone() for key, tensor in state["model"].items()}}  # without fingerprints
 
 
-def two_models(folder: Path) -> Dictionary:
-    """Write model.pt and other.pt, two models of one run. Returns their dictionary."""
-    some = words(60)
-    state = state_of(some, some)
+def two_models(folder: Path) -> None:
+    """Write model.pt and other.pt, two models of one run, with 60 words."""
+    state = state_of(60, None)
     state["model"][provenance.KEY] = provenance.encode({"rule": "reference", "seed": 1})
     Checkpoint(state).write(folder / "model.pt")
     state["model"]["decoder.layers.0.fc1.bias"] += 1
     Checkpoint(state).write(folder / "other.pt")
-    return some
 
 
-class Given:
+class Model:
     """A checkpoint with its dictionaries next to it."""
 
     def __init__(self, folder, state, source, target):
@@ -106,25 +83,19 @@ class Given:
 
 
 @pytest.fixture
-def given(tmp_path):
-    def make(source=60, target=None, arch="transformer_admin", **options):
-        first = words(source)
-        second = first if target is None else words(target, 7)
-        return Given(tmp_path / "given", state_of(first, second, arch, **options), first, second)
+def model_of(tmp_path):
+    """model_of(number of words, the target's if it has its own, arch, options) -> a `Model` in a folder `model`."""
+
+    def make(words=60, target=None, arch="transformer_admin", **options):
+        source = reference.dictionary(words)
+        target = source if target is None else reference.dictionary(target, 7)
+        return Model(tmp_path / "model", state_of(source, target, arch, **options), source, target)
 
     return make
 
 
 def left_over(tmp_path):
-    return sorted(path.name for path in tmp_path.iterdir() if path.name != "given")
-
-
-def greedy(given, tokens, longest):
-    """Translate with fairseq's greedy search and the unfolded model."""
-    model = build(Checkpoint(given.state))
-    generator = SequenceGenerator([model], given.target, beam_size=1, max_len_a=0, max_len_b=longest)
-    sample = {"net_input": {"src_tokens": tokens, "src_lengths": tokens.ne(1).sum(1)}}
-    return [found[0]["tokens"].tolist()[:-1] for found in generator.generate([model], sample)]
+    return sorted(path.name for path in tmp_path.iterdir() if path.name != "model")
 
 
 # -- the same function -----------------------------------------------------------------------------------------------
@@ -149,33 +120,30 @@ CTRANSLATE2 = {
 
 
 @pytest.mark.parametrize("name", [*BOTH, *CTRANSLATE2])
-def test_ctranslate2_computes_the_same(given, tmp_path, name):
-    """Are log-probabilities the unfolded model's, and greedy translations fairseq's?"""
+def test_ctranslate2_computes_the_same(model_of, tmp_path, name):
+    """Are log-probabilities the unfolded model's?"""
     ctranslate2 = needs("ctranslate2")
-    it = given(**{**BOTH, **CTRANSLATE2}[name])
-    it.export("ctranslate2", tmp_path / "out")
+    model = model_of(**{**BOTH, **CTRANSLATE2}[name])
+    model.export("ctranslate2", tmp_path / "out")
     tokens, lengths, prev = reference.batch(words=46)
     translator = ctranslate2.Translator(str(tmp_path / "out"), intra_threads=1)
-    source = [[it.source[n] for n in row.tolist() if n > 3] for row in tokens]
-    target = [[it.target[n] for n in row.tolist() if n > 3] for row in prev]
+    source = [[model.source[n] for n in row.tolist() if n > 3] for row in tokens]
+    target = [[model.target[n] for n in row.tolist() if n > 3] for row in prev]
     with torch.no_grad():
-        expected = build(Checkpoint(it.state))(tokens, lengths, prev)[0].log_softmax(-1)
-    for row, found in enumerate(translator.score_batch(source, target)):
-        numbers = [it.target.index(unit) for unit in target[row]] + [2]
-        theirs = torch.tensor([expected[row, step, number] for step, number in enumerate(numbers)])
+        expected = build(Checkpoint(model.state))(tokens, lengths, prev)[0].log_softmax(-1)
+    for row, result in enumerate(translator.score_batch(source, target)):
+        numbers = [model.target.index(unit) for unit in target[row]] + [2]
+        scores = torch.tensor([expected[row, step, number] for step, number in enumerate(numbers)])
         # float32's rounding through five layers, in another order
-        assert (torch.tensor(found.log_probs) - theirs).abs().max() < 1e-4
-    found = translator.translate_batch(source, beam_size=1, max_decoding_length=12, suppress_sequences=[["<blank>"]])
-    units = [[it.target[n] for n in row] for row in greedy(it, tokens, 12)]
-    assert [result.hypotheses[0][:12] for result in found] == [row[:12] for row in units]
+        assert (torch.tensor(result.log_probs) - scores).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("name", [*BOTH, "unequal heads"])
-def test_transformers_compute_the_same(given, tmp_path, name, caplog):
+def test_transformers_compute_the_same(model_of, tmp_path, name, caplog):
     """Are FSMT's log-probabilities the unfolded model's, and does it load without warnings?"""
     transformers = needs("huggingface")
-    it = given(**{**BOTH, "unequal heads": {"decoder_attention_heads": 2}}[name])
-    it.export("huggingface", tmp_path / "out")
+    model = model_of(**{**BOTH, "unequal heads": {"decoder_attention_heads": 2}}[name])
+    model.export("huggingface", tmp_path / "out")
     transformers.utils.logging.enable_propagation()
     try:
         fsmt = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
@@ -188,7 +156,7 @@ def test_transformers_compute_the_same(given, tmp_path, name, caplog):
         row[: sentence.ne(1).sum()] = sentence[sentence.ne(1)]
     assert right[1, -1] == 1 and tokens[1, 0] == 1
     with torch.no_grad():
-        expected = build(Checkpoint(it.state))(tokens, lengths, prev)[0].log_softmax(-1)[prev.ne(1)]
+        expected = build(Checkpoint(model.state))(tokens, lengths, prev)[0].log_softmax(-1)[prev.ne(1)]
         for padded in (tokens, right):
             logits = fsmt(padded, attention_mask=padded.ne(1), decoder_input_ids=prev, use_cache=False).logits
             # float32's rounding through five layers, in another order
@@ -196,49 +164,49 @@ def test_transformers_compute_the_same(given, tmp_path, name, caplog):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_stock_model_of_fairseq_0122_is_exported(given, tmp_path, engine):
+def test_a_stock_model_of_fairseq_0122_is_exported(model_of, tmp_path, engine):
     """Does a half-precision checkpoint of fairseq 0.12.2 export? It has untrained entries that today's models lack."""
     needs(engine)
-    it = given(arch="transformer")
-    it.state["model"] = {key: tensor.half() for key, tensor in it.state["model"].items()}
-    it.state["model"]["encoder.layers.1.in_proj_weight"] = torch.full((192, 64), float("nan"))
-    Checkpoint(it.state).write(it.path)
-    it.export(engine, tmp_path / "out")
+    model = model_of(arch="transformer")
+    model.state["model"] = {key: tensor.half() for key, tensor in model.state["model"].items()}
+    model.state["model"]["encoder.layers.1.in_proj_weight"] = torch.full((192, 64), float("nan"))
+    Checkpoint(model.state).write(model.path)
+    model.export(engine, tmp_path / "out")
     assert left_over(tmp_path) == ["out"]
 
 
-def test_beam_search_of_the_generation_config_is_fairseqs(given, tmp_path):
+def test_beam_search_of_the_generation_config_is_fairseqs(model_of, tmp_path):
     """Does generate() with the folder's settings give the translations of fairseq-generate's defaults?"""
     transformers = needs("huggingface")
-    it = given()
-    it.export("huggingface", tmp_path / "out")
+    exported = model_of()
+    exported.export("huggingface", tmp_path / "out")
     fsmt = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
     tokens = reference.batch(words=56)[0]
-    found = fsmt.generate(tokens, attention_mask=tokens.ne(1))
-    model = build(Checkpoint(it.state))
-    generator = SequenceGenerator([model], it.target, beam_size=5, max_len_a=0, max_len_b=200)
+    translations = fsmt.generate(tokens, attention_mask=tokens.ne(1))
+    model = build(Checkpoint(exported.state))
+    generator = SequenceGenerator([model], exported.target, beam_size=5, max_len_a=0, max_len_b=200)
     sample = {"net_input": {"src_tokens": tokens, "src_lengths": tokens.ne(1).sum(1)}}
     expected = [hypotheses[0]["tokens"].tolist() for hypotheses in generator.generate([model], sample)]
-    assert [[n for n in row.tolist() if n != 1][1:] for row in found] == expected
+    assert [[n for n in row.tolist() if n != 1][1:] for row in translations] == expected
 
 
 @pytest.mark.parametrize("favourite", [1, 2], ids=["padding", "the end"])
-def test_generation_begins_with_a_unit(given, tmp_path, favourite):
+def test_generation_begins_with_a_unit(model_of, tmp_path, favourite):
     """As in fairseq's search, does generation begin with a unit even if padding or the end is always likeliest?"""
     transformers = needs("huggingface")
-    it = given(target=50, **UNTIED)
-    it.state["model"]["decoder.layers.1.final_layer_norm.bias"] += 2
-    it.state["model"]["decoder.output_projection.weight"][favourite] = 0.2  # a logit of about 64 * 2 * 0.2
-    Checkpoint(it.state).write(it.path)
-    it.export("huggingface", tmp_path / "out")
+    model = model_of(target=50, **UNTIED)
+    model.state["model"]["decoder.layers.1.final_layer_norm.bias"] += 2
+    model.state["model"]["decoder.output_projection.weight"][favourite] = 0.2  # a logit of about 64 * 2 * 0.2
+    Checkpoint(model.state).write(model.path)
+    model.export("huggingface", tmp_path / "out")
     fsmt = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
     tokens, lengths, _ = reference.batch(words=56)
-    first = build(Checkpoint(it.state))(tokens, lengths, torch.full((len(tokens), 1), 2))[0][:, 0]
+    first = build(Checkpoint(model.state))(tokens, lengths, torch.full((len(tokens), 1), 2))[0][:, 0]
     assert first.argmax(1).eq(favourite).all(), "the model would not begin with it: nothing was tried"
-    found = fsmt.generate(tokens, attention_mask=tokens.ne(1), max_length=8)
-    assert found[:, 1].gt(2).all()
+    translations = fsmt.generate(tokens, attention_mask=tokens.ne(1), max_length=8)
+    assert translations[:, 1].gt(2).all()
     if favourite == 1:
-        assert found.ne(1).all()
+        assert translations.ne(1).all()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -248,7 +216,7 @@ def test_real_sentences_are_checked_too(corpus, tmp_path, engine):
     source = Dictionary.load(str(corpus / "dict.a.txt"))
     state, path = state_of(source, source), tmp_path / "model.pt"
     other = {"_name": "translation_from_pretrained_bart", "source_lang": "a", "target_lang": "b", "langs": "a,b"}
-    state["cfg"]["task"] = {**TASK, **other}
+    state["cfg"]["task"] |= other
     counted = []
     for data in (corpus, tmp_path / "plain"):
         data.mkdir(exist_ok=True)
@@ -261,25 +229,25 @@ def test_real_sentences_are_checked_too(corpus, tmp_path, engine):
     assert counted[0] - counted[1] == valid * (2 if engine == "huggingface" else 1)
 
 
-def test_quantised_differs_and_says_by_how_much(given, tmp_path):
+def test_quantised_differs_and_says_by_how_much(model_of, tmp_path):
     """Is an int8 export smaller, and is its difference reported next to float32's?"""
     needs("ctranslate2")
-    it = given()
+    model = model_of()
     for quantization in (None, "int8"):
-        summary, _ = it.export("ctranslate2", tmp_path / str(quantization), quantization=quantization)
+        summary, _ = model.export("ctranslate2", tmp_path / str(quantization), quantization=quantization)
     sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("None", "int8")]
     assert sizes[1] < 0.6 * sizes[0]
     assert "as int8, here computed in int8" in summary
     with pytest.raises(AdminError, match="int7"):
-        it.export("ctranslate2", tmp_path / "no", quantization="int7")
+        model.export("ctranslate2", tmp_path / "no", quantization="int7")
     assert left_over(tmp_path) == ["None", "int8"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_wrong_export_is_refused(given, tmp_path, monkeypatch, engine):
+def test_a_wrong_export_is_refused(model_of, tmp_path, monkeypatch, engine):
     """Is an export that computes another function refused, and its folder deleted?"""
     needs(engine)
-    it = given()
+    exported = model_of()
     module = ctranslate2 if engine == "ctranslate2" else huggingface
     convert = module.convert
 
@@ -290,9 +258,9 @@ def test_a_wrong_export_is_refused(given, tmp_path, monkeypatch, engine):
 
     monkeypatch.setattr(module, "convert", wrong)
     with pytest.raises(AdminError, match="more than 0.0001: the engine does not .* Nothing was written"):
-        it.export(engine, tmp_path / "out")
+        exported.export(engine, tmp_path / "out")
     assert left_over(tmp_path) == []
-    it.export(engine, tmp_path / "out", tolerance=100.0)
+    exported.export(engine, tmp_path / "out", tolerance=100.0)
     assert left_over(tmp_path) == ["out"]
 
 
@@ -316,16 +284,16 @@ UNLIKE = [
 
 
 @pytest.mark.parametrize(("engine", "message", "options"), UNLIKE)
-def test_models_that_an_engine_cannot_compute_are_refused(given, tmp_path, engine, message, options):
+def test_models_that_an_engine_cannot_compute_are_refused(model_of, tmp_path, engine, message, options):
     needs(engine)
     with pytest.raises(AdminError, match=message) as refusal:
-        given(**options).export(engine, tmp_path / "out")
+        model_of(**options).export(engine, tmp_path / "out")
     assert "\n" not in str(refusal.value) and left_over(tmp_path) == []
 
 
-def test_other_architectures_are_refused(given, tmp_path):
+def test_other_architectures_are_refused(model_of, tmp_path):
     needs("ctranslate2")
-    model = given(arch="transformer")
+    model = model_of(arch="transformer")
     state = {**model.state, "model": {**model.state["model"], "decoder.layers.0.w_resid": torch.ones(64)}}
     with pytest.raises(AdminError, match=r"Unexpected key\(s\) in state_dict: \"decoder.layers.0.w_resid\""):
         folder.export(Checkpoint(state, model.path), "ctranslate2", tmp_path / "out")
@@ -336,34 +304,14 @@ def test_other_architectures_are_refused(given, tmp_path):
         model.export("huggingface", tmp_path / "out", quantization="int8")
 
 
-def test_dictionaries_and_text_must_be_the_models(given, tmp_path):
-    """Is a missing, wrong or damaged file next to the model reported in one line?"""
-    needs("ctranslate2")
-    model = given()
-    place, empty = model.path.parent, tmp_path / "empty"
-    empty.mkdir()
-    with pytest.raises(AdminError, match=f"no dict.de.txt in {empty} or {empty}/bin.*--data"):
-        model.export("ctranslate2", tmp_path / "out", assets=Assets(model.path, empty))
-    words(59).save(str(place / "dict.en.txt"))
-    with pytest.raises(AdminError, match="dict.en.txt: the dictionary has 63 symbols and the model 64"):
-        model.export("ctranslate2", tmp_path / "out")
-    (place / "dict.en.txt").write_text("no count\n")
-    with pytest.raises(AdminError, match="dict.en.txt is not a dictionary"):
-        model.export("ctranslate2", tmp_path / "out")
-    Text("en", "de").write(place / "text.json")
-    with pytest.raises(AdminError, match="text.json is for en-de and .*model.pt for de-en"):
-        model.export("ctranslate2", tmp_path / "out")
-    assert left_over(tmp_path) == ["empty"]
-
-
 # -- the folder ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_only_a_new_or_empty_folder_is_written(given, tmp_path, engine):
+def test_only_a_new_or_empty_folder_is_written(model_of, tmp_path, engine):
     """Is only a new or empty folder written, with the checkpoint's read permissions?"""
     needs(engine)
-    model = given()
+    model = model_of()
     empty, full, file = (tmp_path / name for name in ("empty", "full", "file"))
     empty.mkdir()
     full.mkdir()
@@ -376,15 +324,17 @@ def test_only_a_new_or_empty_folder_is_written(given, tmp_path, engine):
         model.export(engine, tmp_path / "nowhere" / "out")
     model.export(engine, empty)
     assert {path.stat().st_mode & 0o777 for path in empty.iterdir()} == {0o644}
+    positions = json.loads((empty / "fingerprints.json").read_text())["positions"]
+    assert positions == "48", "the smaller number, of the target"
     assert [path.name for path in full.iterdir()] == ["precious"]
     assert left_over(tmp_path) == ["empty", "file", "full"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_full_disk_leaves_nothing(given, tmp_path, engine):
+def test_a_full_disk_leaves_nothing(model_of, tmp_path, engine):
     """If a write fails halfway, is there one line and no folder? (The engines' own code writes the weights.)"""
     needs(engine)
-    model = given()
+    model = model_of()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
     try:
@@ -396,15 +346,15 @@ def test_a_full_disk_leaves_nothing(given, tmp_path, engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_command_line(given, tmp_path, capfd, engine, monkeypatch):
+def test_command_line(model_of, tmp_path, capfd, engine, monkeypatch):
     """Is the result one line on stdout, notes on stderr, and a refusal or missing package one line with status 2?"""
     needs(engine)
-    command = ["export", str(given().path), "--to", engine, "-o"]
+    command = ["export", str(model_of().path), "--to", engine, "-o"]
     out = tmp_path / "out"
     assert cli.main([*command, str(out)]) == 0
-    told = capfd.readouterr()
-    assert told.out.startswith(f"{out}: ") and told.out.count("\n") == 1 and "differ by up to" in told.out
-    assert ("no tokenizer was written: text.json was not found" in told.err) == (engine == "huggingface")
+    streams = capfd.readouterr()
+    assert streams.out.startswith(f"{out}: ") and streams.out.count("\n") == 1 and "differ by up to" in streams.out
+    assert ("no tokenizer was written: text.json was not found" in streams.err) == (engine == "huggingface")
     assert cli.main([*command, str(out)]) == 2
     assert capfd.readouterr().err.count("\n") == 1
     package = {"ctranslate2": "ctranslate2", "huggingface": "transformers"}[engine]
@@ -450,7 +400,7 @@ class TextModel:
             self.words.save(str(folder / f"dict.{language}.txt"))
         self.folder, self.path, self.text = folder, folder / "model.pt", text
         state = state_of(self.words, self.words, encoder_layers=1, decoder_layers=1)
-        state["cfg"]["task"] = {**TASK, "source_lang": text.source, "target_lang": text.target}
+        state["cfg"]["task"] |= {"source_lang": text.source, "target_lang": text.target}
         Checkpoint(state).write(self.path)
 
     def numbers(self, units):
@@ -464,23 +414,23 @@ def test_tokenizer_gives_our_numbers_and_our_text(tmp_path, lowercase):
     pytest.importorskip("sacremoses")
     pytest.importorskip("subword_nmt")
     # Drop one unit from the dictionary, so that it is unknown.
-    it = TextModel(tmp_path / "text", LINES, Text("de", "en", lowercase, True, True, True), rare=20)
-    summary, notes = folder.export(Checkpoint.read(it.path), "huggingface", tmp_path / "out")
+    model = TextModel(tmp_path / "text", LINES, Text("de", "en", lowercase, True, True, True), rare=20)
+    summary, notes = folder.export(Checkpoint.read(model.path), "huggingface", tmp_path / "out")
     assert notes == [] and "FSMT with its tokenizer" in summary
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert type(tokenizer).__name__ == "FSMTTokenizer"
-    for line, units in zip(LINES, it.units):
+    for line, units in zip(LINES, model.units):
         # transformers removes "</s>" and similar tokens from raw text before FSMTTokenizer sees it. No other text is
         # special.
-        assert tokenizer(line).input_ids == it.numbers(units), line
-    assert any(it.words.unk() in it.numbers(units) for units in it.units)
+        assert tokenizer(line).input_ids == model.numbers(units), line
+    assert any(model.words.unk() in model.numbers(units) for units in model.units)
     # Decode each line's known units, through fairseq's numbers and through transformers'.
-    for units in it.units:
-        numbers = it.numbers(units)
-        known = " ".join(it.words[number] for number in numbers[:-1] if number > 3)
-        kept = [number for number in numbers if number != it.words.unk()]
+    for units in model.units:
+        numbers = model.numbers(units)
+        known = " ".join(model.words[number] for number in numbers[:-1] if number > 3)
+        kept = [number for number in numbers if number != model.words.unk()]
         plain = f"{known} ".replace("@@ ", "").rstrip()
-        assert tokenizer.decode(kept, skip_special_tokens=True) == it.text.detokenise(plain)
+        assert tokenizer.decode(kept, skip_special_tokens=True) == model.text.detokenise(plain)
     fsmt = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
     batch = tokenizer(LINES[:2], return_tensors="pt", padding=True)
     assert all(isinstance(line, str) for line in tokenizer.batch_decode(fsmt.generate(**batch, max_length=9)))
@@ -491,11 +441,11 @@ def test_no_tokenizer_where_the_text_was_treated_otherwise(tmp_path, monkeypatch
     needs("huggingface")
     pytest.importorskip("sacremoses")
     pytest.importorskip("subword_nmt")
-    it = TextModel(tmp_path / "text", LINES, Text("de", "en", False, True, True, True))
+    model = TextModel(tmp_path / "text", LINES, Text("de", "en", False, True, True, True))
     names = {"vocab-src.json", "vocab-tgt.json", "merges.txt", "tokenizer_config.json"}
 
     def note(out):
-        _, notes = folder.export(Checkpoint.read(it.path), "huggingface", tmp_path / out)
+        _, notes = folder.export(Checkpoint.read(model.path), "huggingface", tmp_path / out)
         assert not names & {path.name for path in (tmp_path / out).iterdir()}
         assert {"codes", "text.json", "config.json", "model.safetensors"} <= {
             p.name for p in (tmp_path / out).iterdir()
@@ -512,8 +462,8 @@ def test_no_tokenizer_where_the_text_was_treated_otherwise(tmp_path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(tokenizer, "write", without_merges)
         assert "FSMTTokenizer splits" in note("other")
-    joined = TextModel(tmp_path / "joined", [*LINES, "نمی\u200cداند " * 5], it.text)
+    joined = TextModel(tmp_path / "joined", [*LINES, "نمی\u200cداند " * 5], model.text)
     reason = folder.export(Checkpoint.read(joined.path), "huggingface", tmp_path / "persian")[1][0]
     assert "FSMTTokenizer removes zero-width joiners" in reason
-    Text("de", "en", False, False, True, False).write(it.folder / "text.json")
+    Text("de", "en", False, False, True, False).write(model.folder / "text.json")
     assert "always does what text.json has off (normalise, escape)" in note("off")

@@ -128,8 +128,8 @@ def test_gradients_are_the_plain_ones(kind, scheme, padded, device, exact_softma
         patch.setattr(dropouts, "_Dropout", SimpleNamespace(apply=every_fifth))
         patch.setattr(functional, "dropout", every_fifth)
         patch.setattr(functional, "scaled_dot_product_attention", attended)
-        found = differences(fast, plain, loss_of)
-    assert max(found.values()) <= 1e-9, found
+        errors = differences(fast, plain, loss_of)
+    assert max(errors.values()) <= 1e-9, errors
 
 
 def test_a_gpus_bias_is_aligned() -> None:
@@ -190,9 +190,9 @@ def test_what_plain_layers_are_for(loss_of: Any, options: dict[str, Any], device
     """
     fast, plain, whole = pair("translation", torch.float64, admin_init="log", activation_fn="relu", **STILL, **options)
     fast.decoder.left_pad_target = loss_of is left_padded  # as the task sets it
-    found = differences(fast, plain, loss_of or whole)
-    assert max(found.values()) <= 1e-9, found
-    assert not options or len(found) < 1 + len(list(fast.parameters()))
+    errors = differences(fast, plain, loss_of or whole)
+    assert max(errors.values()) <= 1e-9, errors
+    assert not options or len(errors) < 1 + len(list(fast.parameters()))
 
 
 def test_padding_before_the_target(device: None) -> None:
@@ -204,9 +204,9 @@ def test_padding_before_the_target(device: None) -> None:
             left_padded(model)
     else:
         left_padded(model)
-    for given, expected in (("True", True), (True, True), (False, False)):
+    for option, expected in (("True", True), (True, True), (False, False)):
         task = SimpleNamespace(source_dictionary=dictionary(9), target_dictionary=dictionary(9))
-        task.args = SimpleNamespace(left_pad_target=given)
+        task.args = SimpleNamespace(left_pad_target=option)
         args = Namespace(**TINY, admin_fast="on", max_source_positions=9, max_target_positions=9)
         ARCH_CONFIG_REGISTRY["transformer_admin_tiny"](args)
         assert type(model).build_model(args, task).decoder.left_pad_target is expected
@@ -233,9 +233,9 @@ def test_bfloat16(autocast: bool, bound: float, device: None) -> None:
     dtype = torch.float32 if autocast else torch.bfloat16
     fast, plain, loss_of = pair("translation", dtype, admin_init="log", **STILL)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        found = differences(fast, plain, loss_of)
+        errors = differences(fast, plain, loss_of)
     # The gradient of a key's bias is 0 up to rounding.
-    assert max(value for name, value in found.items() if "k_proj.bias" not in name) < bound, found
+    assert max(value for name, value in errors.items() if "k_proj.bias" not in name) < bound, errors
 
 
 def test_a_gpu_is_asked_little() -> None:

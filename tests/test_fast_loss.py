@@ -34,9 +34,9 @@ def both(model: torch.nn.Module, reduce: bool = True, smoothing: float = 0.1, pr
     task, results = SimpleNamespace(target_dictionary=dictionary(100)), []
     for name in ("label_smoothed_cross_entropy_fast", "label_smoothed_cross_entropy"):
         model.zero_grad()
-        found = CRITERION_REGISTRY[name](task, False, smoothing, prefix, True)(model, sample, reduce=reduce)
-        (3 * found[0].sum()).backward()
-        results.append([*found, {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}])
+        result = CRITERION_REGISTRY[name](task, False, smoothing, prefix, True)(model, sample, reduce=reduce)
+        (3 * result[0].sum()).backward()
+        results.append([*result, {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}])
     return results
 
 
@@ -47,8 +47,8 @@ def test_is_fairseqs(smoothing: float, prefix: int, monkeypatch: pytest.MonkeyPa
     # fairseq always computes softmax in float32.
     monkeypatch.setattr(fairseq.utils, "log_softmax", lambda x, dim, onnx_trace=False: x.log_softmax(dim))
     monkeypatch.setattr(fairseq.utils, "softmax", lambda x, dim, onnx_trace=False: x.softmax(dim))
-    ours, theirs = both(build("transformer", **STILL).double(), smoothing=smoothing, prefix=prefix)
-    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+    ours, expected = both(build("transformer", **STILL).double(), smoothing=smoothing, prefix=prefix)
+    torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-12)
     assert ours[2]["total"] > 0
 
 
@@ -68,10 +68,10 @@ def assert_is_fairseqs(smoothing: float, dtype: torch.dtype, device: str = "cpu"
     (logits, target), (others, _) = ((x.to(device), y.to(device)) for x, y in (random(23, dtype), random(23, dtype)))
     ours = loss.smoothed_loss(logits, target, smoothing, PAD, **options)
     lprobs = functional.log_softmax(others, 1, dtype=torch.float32)
-    theirs = label_smoothed_nll_loss(lprobs, target, smoothing, ignore_index=PAD)
+    expected = label_smoothed_nll_loss(lprobs, target, smoothing, ignore_index=PAD)
     # A GPU adds about 2,000 numbers in another order.
-    torch.testing.assert_close(ours, theirs, rtol=1e-5 if device == "cuda" else 1e-6, atol=0)
-    gradients = [torch.autograd.grad(128 * value[0], x)[0] for value, x in ((ours, logits), (theirs, others))]
+    torch.testing.assert_close(ours, expected, rtol=1e-5 if device == "cuda" else 1e-6, atol=0)
+    gradients = [torch.autograd.grad(128 * value[0], x)[0] for value, x in ((ours, logits), (expected, others))]
     # float16's smallest number is 2^-24. Smoothing subtracts two roundings of about 0.1 / 103 in float32.
     torch.testing.assert_close(
         *gradients, rtol=max(2 * torch.finfo(dtype).eps, 1e-5), atol=2**-20 if smoothing else 2**-24
@@ -95,9 +95,9 @@ def test_keeps_the_logits_alone() -> None:
     """
     logits, target = random(50)
     saved: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda it: saved.append(it) or it, lambda it: it):
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         loss.smoothed_loss(logits, target, 0.1, PAD)
-    assert [it.data_ptr() == logits.data_ptr() for it in saved if it.numel() > 50] == [True]
+    assert [tensor.data_ptr() == logits.data_ptr() for tensor in saved if tensor.numel() > 50] == [True]
     value, _ = loss.smoothed_loss(logits, target, 0.1, PAD)
     (gradient,) = torch.autograd.grad(value, logits, retain_graph=True)
     assert gradient.data_ptr() == logits.data_ptr()
@@ -107,8 +107,8 @@ def test_keeps_the_logits_alone() -> None:
 
 def test_gives_way() -> None:
     """For a loss per word, and for an adaptive softmax, fairseq's loss is used."""
-    ours, theirs = both(build("transformer", **STILL), reduce=False)
-    assert ours[0].numel() > 1 and torch.equal(ours[0], theirs[0])
+    ours, expected = both(build("transformer", **STILL), reduce=False)
+    assert ours[0].numel() > 1 and torch.equal(ours[0], expected[0])
     options = {"adaptive_softmax_cutoff": [20, 50], "share_all_embeddings": False}
     assert not loss._gives_logits(build("transformer", share_decoder_input_output_embed=False, **options, **STILL))
     assert loss._gives_logits(build("transformer", **STILL))

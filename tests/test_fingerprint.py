@@ -79,6 +79,10 @@ def test_averages_are_of_one_dictionary(tmp_path: Path) -> None:
     paths = [saved(tmp_path / f"{n}.pt", build(), n) for n in (1, 2)]
     averaged = averaging.average(paths)
     assert averaged.text == Checkpoint.read(paths[0]).text != {}
+    older = Checkpoint.read(saved(tmp_path / "2.pt", build(), 3))
+    older.state["model"] = dict(older.weights)  # it records no dictionary
+    older.write(tmp_path / "older.pt")
+    averaging.average([paths[0], tmp_path / "older.pt"])
     foreign = saved(tmp_path / "3.pt", other(build, "encoder"), 3)
     with pytest.raises(AdminError, match="1.pt and .*3.pt are not of one run: the dictionary of the encoder is "):
         averaging.average([paths[0], foreign])

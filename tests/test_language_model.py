@@ -82,9 +82,9 @@ def test_classification_head():
 
 @KIND
 def test_building_one_leaves_fairseqs_own_as_it_was(kind):
-    before = kind.stock()
+    stock = kind.stock()
     kind.build()
-    assert_equal(before.state_dict(), kind.stock().state_dict())
+    assert_equal(stock.state_dict(), kind.stock().state_dict())
     for side, expected in (("decoder", TransformerDecoder), ("encoder", RobertaEncoder)):
         assert type(getattr(kind.stock(), side, None)) in (expected, type(None))
 
@@ -98,7 +98,7 @@ def test_open_widths_follow_the_embedding():
 def test_the_options_given_stay_as_they_were():
     """Building a model does not change its options. A checkpoint saves them, and must load again."""
     args = Namespace(**language.options("transformer_lm_admin", admin_scheme="pre-ln"))
-    before, words = copy.deepcopy(vars(args)), reference.dictionary(10)
+    expected, words = copy.deepcopy(vars(args)), reference.dictionary(10)
     task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
     model = type(language.build()).build_model(args, task)
-    assert vars(args) == before and model.decoder.layer_norm is not None
+    assert vars(args) == expected and model.decoder.layer_norm is not None

@@ -14,11 +14,8 @@ from typing import Any
 import conftest
 import language
 import pytest
-import reference
-import torch
 from conftest import LANGUAGE_MODELING, Run, hydra_train
 from kinds import assert_equal
-from test_modes import initial
 
 from fairseq_admin import cli
 from fairseq_admin.architectures.language_model import TransformerLMAdminModel
@@ -42,7 +39,6 @@ ADAPTIVE = (
     "--tie-adaptive-proj --criterion adaptive_loss --ddp-backend legacy_ddp"
 )
 """Options with which the output matrix is not tied to the input's."""
-BOTH = pytest.mark.parametrize("kind", TRAIN)
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +87,9 @@ MODES = {
 @pytest.mark.parametrize("name", MODES)
 def test_mode(name: str, words: Path, tmp_path: Path) -> None:
     """Is ω in the checkpoint and profiled once, does a stopped run resume bit for bit, and does it fold?"""
-    given = LANGUAGE if "adaptive" in name else TRAIN["masked" if name == "masked" else "language"]
+    base = LANGUAGE if "adaptive" in name else TRAIN["masked" if name == "masked" else "language"]
     options = ["--disable-validation", "--max-update", 9, *MODES[name].split()]
-    whole = train(words, tmp_path / "whole", *options, "--save-interval-updates", 7, options=given)
+    whole = train(words, tmp_path / "whole", *options, "--save-interval-updates", 7, options=base)
     state = last(tmp_path / "whole")
     (omegas,) = state_dict.omegas(state).values()
     record, measured = provenance.decode(state[provenance.KEY]), "constant" not in name
@@ -103,23 +99,12 @@ def test_mode(name: str, words: Path, tmp_path: Path) -> None:
         first, *others = [omega.mean().item() for omega in omegas.values()]
         assert first == 1 and others[1] > 1.05 and 100 < record["tokens"] <= 300
     saved = tmp_path / "whole/checkpoint_1_7.pt"
-    resumed = conftest.resume(words, saved, tmp_path / "resumed", *options, options=given)
+    resumed = conftest.resume(words, saved, tmp_path / "resumed", *options, options=base)
     assert "7 updates" in resumed.output and "profiled by rule" not in resumed.output
     assert_equal(last(tmp_path / "resumed"), state)
     if name != "masked":  # `fold` itself compares the functions
         path = tmp_path / "whole/checkpoint_last.pt"
         assert main("fold", path, "-o", tmp_path / "f.pt", "--data", words) == 0
-
-
-def test_omega_of_the_first_batch(words: Path, trained: Path) -> None:
-    """Does the command measure the same ω on its first batch as the plain loop on a model built the same way?"""
-    model, batch = initial(words, options=TRAIN["language"])
-    torch.manual_seed(1)
-    (expected,) = reference.profile_by_hand(model.train(), None, batch["src_tokens"], "reference")
-    state = files.read(trained / "last.pt")["model"]
-    norms = [f"decoder.layers.{layer}.{norm}_layer_norm" for layer in (0, 1) for norm in ("self_attn", "final")]
-    # The profile sums about 10^4 float32 numbers pairwise; the loop sums in float64.
-    assert [state[f"{norm}.omega_init"][0].item() for norm in norms] == pytest.approx(expected, rel=1e-5)
 
 
 def perplexity(output: str) -> float:
@@ -139,14 +124,14 @@ def test_eval_lm_with_and_without_the_plugin(words, trained, without_plugin, tmp
 
 def test_generate(words: Path, trained: Path, run: Callable[..., Run]) -> None:
     """Does fairseq-generate continue a text? (It imports numpy.compat, which numpy 2 no longer has.)"""
-    given = ["--user-dir", "fairseq_admin", "--task", "language_modeling", "--gen-subset", "test", "--cpu"]
-    given += ["--path", trained / "last.pt", "--beam", 2, "--max-len-b", 12, "--prefix-size", 2]
-    given += ["--required-batch-size-multiple", 1, "--max-tokens", 300, "--num-workers", 0]
-    given += ["--sample-break-mode", "complete", "--tokens-per-sample", 30]
-    done = run("fairseq_cli.generate", words, *given)
-    assert done.status == 0, done.output[-3000:]
+    options = ["--user-dir", "fairseq_admin", "--task", "language_modeling", "--gen-subset", "test", "--cpu"]
+    options += ["--path", trained / "last.pt", "--beam", 2, "--max-len-b", 12, "--prefix-size", 2]
+    options += ["--required-batch-size-multiple", 1, "--max-tokens", 300, "--num-workers", 0]
+    options += ["--sample-break-mode", "complete", "--tokens-per-sample", 30]
+    result = run("fairseq_cli.generate", words, *options)
+    assert result.status == 0, result.output[-3000:]
     # 20 sentences in blocks of up to 30 words.
-    assert len(re.findall(r"^H-\d+\t[-.0-9]+\tw\d+ w\d+", done.output, re.MULTILINE)) == 10
+    assert len(re.findall(r"^H-\d+\t[-.0-9]+\tw\d+ w\d+", result.output, re.MULTILINE)) == 10
 
 
 def test_from_pretrained(words: Path, trained: Path, masked: Path) -> None:
@@ -160,58 +145,19 @@ def test_from_pretrained(words: Path, trained: Path, masked: Path) -> None:
     assert features.shape == (1, 4, 64) and features.isfinite().all()
 
 
-@BOTH
-def test_omega_of_an_average(kind: str, trained: Path, masked: Path, tmp_path: Path, capsys) -> None:
-    folder, name = (masked, "checkpoint_last.pt") if kind == "masked" else (trained, "last.pt")
-    earlier = sorted(folder.glob("checkpoint_*_*.pt"))[0]
-    assert main("average", earlier, folder / name, "-o", tmp_path / "a.pt") == 0
-    capsys.readouterr()
-    assert main("omega", tmp_path / "a.pt") == 0
-    rule, _, *rows = capsys.readouterr().out.splitlines()
-    side = "encoder" if kind == "masked" else "decoder"
-    assert rule.startswith("omega: rule reference, ")
-    assert [row.split()[::3][:2] for row in rows] == [[side, kind] for kind in ["self_attn", "ffn"] * 2]
-
-
 def test_masked_is_validated(words: Path, masked: Path, run: Callable[..., Run]) -> None:
-    given = ["--user-dir", "fairseq_admin", "--path", masked / "checkpoint_last.pt", "--task", "masked_lm", "--cpu"]
-    done = run("fairseq_cli.validate", words, *given, "--max-tokens", 600, "--num-workers", 0)
-    assert done.status == 0, done.output[-3000:]
-    assert 0 < float(re.search(r"valid on 'valid' subset \| .*?loss ([0-9.]+)", done.output)[1]) < 20
+    options = ["--user-dir", "fairseq_admin", "--path", masked / "checkpoint_last.pt", "--task", "masked_lm", "--cpu"]
+    result = run("fairseq_cli.validate", words, *options, "--max-tokens", 600, "--num-workers", 0)
+    assert result.status == 0, result.output[-3000:]
+    assert 0 < float(re.search(r"valid on 'valid' subset \| .*?loss ([0-9.]+)", result.output)[1]) < 20
 
 
 @pytest.mark.nightly
 def test_masked_learns(words: Path, tmp_path: Path) -> None:
-    given = ["--max-epoch", 12, "--lr", 3e-3, "--max-tokens", 600]
-    done = train(words, tmp_path, *given, options=TRAIN["masked"])
-    losses = [float(loss) for loss in re.findall(r"valid on 'valid' subset \| .*?loss ([0-9.]+)", done.output)]
+    options = ["--max-epoch", 12, "--lr", 3e-3, "--max-tokens", 600]
+    result = train(words, tmp_path, *options, options=TRAIN["masked"])
+    losses = [float(loss) for loss in re.findall(r"valid on 'valid' subset \| .*?loss ([0-9.]+)", result.output)]
     assert len(losses) == 12 and losses[-1] < losses[0] - 0.2, losses
-
-
-CTRANSLATE2, HUGGINGFACE = (["export", "--to", format, "-o", "out"] for format in ("ctranslate2", "huggingface"))
-
-
-@pytest.mark.parametrize(
-    ("name", "verb", "said"),
-    [
-        ("last.pt", CTRANSLATE2, "expected"),
-        ("folded.pt", CTRANSLATE2, "expected"),
-        ("last.pt", ["translate"], "expected"),
-        ("folded.pt", ["translate"], "expected"),
-        ("checkpoint_last.pt", CTRANSLATE2, "masked_lm"),
-        ("checkpoint_last.pt", HUGGINGFACE, "masked_lm"),
-        ("checkpoint_last.pt", ["translate"], "masked_lm"),
-        ("checkpoint_last.pt", ["fold", "-o", "out"], "masked_lm"),
-    ],
-)
-def test_unsuitable_verbs_give_one_line(name, verb, said, trained, masked, tmp_path, capsys, monkeypatch) -> None:
-    for engine in ("ctranslate2", "huggingface"):
-        if engine in verb:
-            pytest.importorskip({"huggingface": "transformers"}.get(engine, engine), reason="its lack is told first")
-    monkeypatch.chdir(tmp_path)
-    path = (masked if name == "checkpoint_last.pt" else trained) / name
-    assert said in conftest.one_line_error(capsys, verb[0], path, *verb[1:])
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("scheme", ["deepnorm", "fixup"])
@@ -220,11 +166,11 @@ def test_other_schemes(scheme: str, words: Path, tmp_path: Path, capsys) -> None
     train(words, tmp_path, "--disable-validation", "--admin-scheme", scheme, "--max-update", 2)
     capsys.readouterr()
     status = main("fold", tmp_path / "checkpoint_last.pt", "-o", tmp_path / "f.pt", "--data", words)
-    said = capsys.readouterr()
+    out, err = capsys.readouterr()
     if scheme == "fixup":
-        assert status == 2 and f"--admin-scheme {scheme}, whose layers no stock Transformer has" in said.err
+        assert status == 2 and f"--admin-scheme {scheme}, whose layers no stock Transformer has" in err
         return
-    assert status == 0 and f"{tmp_path / 'f.pt'}: transformer_lm, fp32; log-probabilities of" in said.out, said.err
+    assert status == 0 and f"{tmp_path / 'f.pt'}: transformer_lm, fp32; log-probabilities of" in out, err
     state = files.read(tmp_path / "f.pt")
     assert state["args"]["arch"] == "transformer_lm" and not [name for name in state["args"] if "admin" in name]
     assert not [key for key in state["model"] if re.search("omega|scale|admin", key)]
@@ -235,6 +181,6 @@ def test_hydra(words: Path, tmp_path: Path) -> None:
     train(words, tmp_path / "plain", "--disable-validation", "--max-update", 10)
     sizes = "decoder_layers: 2, decoder_embed_dim: 64, decoder_ffn_embed_dim: 128, decoder_attention_heads: 4"
     model = f"_name: transformer_lm_admin, {sizes}, share_decoder_input_output_embed: true"
-    done = hydra_train(words, tmp_path / "hydra", model, **LANGUAGE_MODELING)
-    assert done.status == 0 and done.output.count("profiled by rule reference") == 1, done.output[-4000:]
+    hydra = hydra_train(words, tmp_path / "hydra", model, **LANGUAGE_MODELING)
+    assert hydra.status == 0 and hydra.output.count("profiled by rule reference") == 1, hydra.output[-4000:]
     assert_equal(last(tmp_path / "hydra"), last(tmp_path / "plain"))

@@ -53,21 +53,21 @@ def changes() -> Found:
     One deep encoder serves all depths. Layers are drawn independently, and Admin's `reference` ω depends only on
     earlier sub-layers, so its first n layers are a fresh encoder of n layers.
     """
-    found = {}
+    results = {}
     for method in ("post-ln", "pre-ln", "admin"):
         measured, expected = (torch.zeros(DEPTHS[-1]) for _ in range(2))
         for seed in range(SEEDS):
             src, _, _ = sentences(seed)
             encoder = encoder_of(method, DEPTHS[-1], seed)
             moved = perturbed(encoder, RELATIVE, 100 + seed)
-            before = sublayers_of(encoder, src)
-            measured += output_changes(before, sublayers_of(moved, src))
-            expected += predicted(before, sublayers_of(moved, src, [it.branch for it in before]))
-        found[method] = {
+            at_start = sublayers_of(encoder, src)
+            measured += output_changes(at_start, sublayers_of(moved, src))
+            expected += predicted(at_start, sublayers_of(moved, src, [sublayer.branch for sublayer in at_start]))
+        results[method] = {
             name: [values[n - 1].item() / SEEDS for n in DEPTHS]
             for name, values in (("measured", measured), ("theorem 2", expected))
         }
-    return found
+    return results
 
 
 @pytest.mark.nightly
@@ -109,10 +109,10 @@ def test_theorem_2_by_hand(method: str) -> None:
     moved = copy.deepcopy(encoder)
     with torch.no_grad():
         moved.layers[0].fc2.weight += 1e-4 * torch.randn(64, 128, generator=torch.Generator().manual_seed(1)).double()
-    before = sublayers_of(encoder, src)
-    alone = predicted(before, sublayers_of(moved, src, [it.branch for it in before]))
+    at_start = sublayers_of(encoder, src)
+    alone = predicted(at_start, sublayers_of(moved, src, [sublayer.branch for sublayer in at_start]))
     # Only the last branch has moved, so theorem 2 gives the change itself, to first order.
-    assert alone.item() == pytest.approx(output_changes(before, sublayers_of(moved, src)).item(), rel=0.05)
+    assert alone.item() == pytest.approx(output_changes(at_start, sublayers_of(moved, src)).item(), rel=0.05)
 
 
 def test_first_update_is_adams() -> None:

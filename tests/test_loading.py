@@ -30,7 +30,7 @@ def train(well):
     if well:
         sys.exit(5)
     raise FloatingPointError("gradients are Nan/Inf")  # which keeps the batch
-for well in 2 * [True] + 2 * [False]:
+for well in (True, False):
     child = os.fork()
     if not child:
         train(well)
@@ -42,7 +42,7 @@ def test_a_process_ends_with_its_own_status() -> None:
     """Each child ends with its own status. Without the plugin: -6, "terminate called without an active exception"."""
     command = [sys.executable, "-c", CHILDREN]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
-    assert [int(status) for status in result.stdout.split()] == 2 * [5] + 2 * [DIVERGED], result.stderr
+    assert [int(status) for status in result.stdout.split()] == [5, DIVERGED], result.stderr
 
 
 def test_one_that_is_not_there_yet_and_one_that_waits_for_room() -> None:

@@ -82,8 +82,8 @@ def test_a_resumed_run_goes_on_from_its_checkpoint(lines):
         text = lines[place][1].replace(': "6', f': "{update}').replace("num_updates=6", f"num_updates={update}")
         return text.replace("num_updates 6", f"num_updates {update}").replace("9.914", loss).replace("10.028", loss)
 
-    before = [at(0, 6, "9.0"), at(0, 12, "8.0"), at(1, 12, "8.5"), at(0, 18, "7.0"), at(0, 24, "6.0"), at(1, 24, "6.5")]
-    log = logs.parse_log([*before, at(0, 15, "7.5")])
+    killed = [at(0, 6, "9.0"), at(0, 12, "8.0"), at(1, 12, "8.5"), at(0, 18, "7.0"), at(0, 24, "6.0"), at(1, 24, "6.5")]
+    log = logs.parse_log([*killed, at(0, 15, "7.5")])
     assert (log.train, log.valid, log.updates) == ({6: 9.0, 12: 8.0, 15: 7.5}, {12: 8.5}, 15)
 
 

@@ -6,8 +6,6 @@ it. (With β2 = 0.98, radam makes its first step at update 6.)
 
 from __future__ import annotations
 
-import functools
-import re
 import shutil
 import socket
 import time
@@ -18,19 +16,22 @@ from typing import Any, NamedTuple
 import conftest
 import numpy
 import pytest
+import reference
 import torch
-from conftest import TRAIN, Run, hydra_train, resume, train
+from conftest import TRAIN, hydra_train, resume, train
 from fairseq import options as fairseq_options
 from fairseq import tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.modules import LayerDropModuleList
 from fairseq.trainer import Trainer
+from reference import PAD
+from torch import Tensor, nn
 
 import fairseq_admin.plugin  # noqa: F401  (registers the models)
 from fairseq_admin.checkpoints import files
-from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.method import provenance, state_dict
 from fairseq_admin.method.norms import shortcut_norms
+from fairseq_admin.method.schemes import stacks_of
+from fairseq_admin.pytorch.omega import omega_from_depth
 
 SEPARATE = [option for option in TRAIN if option != "--share-all-embeddings"]
 QUICK = ["--disable-validation"]
@@ -60,12 +61,13 @@ FP16 = Mode("--fp16 --fp16-no-flatten-grads", tolerance=2 * HALF, exact=False, p
 # As for float16, but with three bits fewer.
 BF16 = Mode("--bf16 --fp16-no-flatten-grads", tolerance=2 * 8 * HALF, exact=False, precision=torch.bfloat16)
 MODES = {
-    "fp32": Mode(),
     "fp16, ema in fp32": FP16._replace(options=FP16.options + " --store-ema --ema-decay 0.9 --ema-fp32"),
     "memory-efficient fp16": Mode("--memory-efficient-fp16", tolerance=2 * HALF, precision=torch.float16),
     "bf16": BF16,
     "amp": Mode("--amp", "--activation-fn gelu"),
-    "update-freq, token budget": Mode("--update-freq 2 --admin-profile-tokens 64", "--max-tokens 150", train=SEPARATE),
+    "update-freq, token budget, quantisation noise": Mode(
+        "--update-freq 2 --admin-profile-tokens 64", "--max-tokens 150 --quant-noise-pq 0.5", train=SEPARATE
+    ),
     # Each layer counts its own steps, and radam would make too few steps on a layer that is often dropped.
     "layerdrop, ema": Mode(
         "--optimizer adam --weight-decay 0.1 --store-ema --ema-decay 0.9",
@@ -75,9 +77,9 @@ MODES = {
         "--checkpoint-activations --weight-decay 0.1 --admin-init paper",
         "--encoder-layers 3 --decoder-layers 1 --decoder-ffn-embed-dim 32",
     ),
-    "quantisation noise": Mode(model="--quant-noise-pq 0.5"),
-    "rule constant": Mode("--admin-init constant", "--encoder-learned-pos --decoder-learned-pos"),
-    "rule log": Mode("--admin-init log", "--cross-self-attention --no-cross-attention"),
+    "rule log": Mode(
+        "--admin-init log", "--cross-self-attention --no-cross-attention --encoder-learned-pos --decoder-learned-pos"
+    ),
 }
 """Most rows combine independent settings. Every row is checked in full."""
 
@@ -88,7 +90,7 @@ def last(folder: Path) -> dict[str, Any]:
 
 def same(a: Any, b: Any) -> bool:
     """Whether two trees are equal in every tensor, bit for bit, and in every other leaf."""
-    if isinstance(a, torch.Tensor):
+    if isinstance(a, Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
@@ -126,9 +128,9 @@ def assert_near(a: dict[str, Any], b: dict[str, Any], rounding: float) -> None:
 
 def initial(corpus: Path, *arguments: str, options: list[str] = TRAIN):
     """A run's initial model, with plain layers, and its first training batch, as fairseq makes them."""
-    given = [str(corpus), *options[2:], *arguments, "--admin-fast", "off"]  # without --user-dir
+    command_line = [str(corpus), *options[2:], *arguments, "--admin-fast", "off"]  # without --user-dir
     cfg = convert_namespace_to_omegaconf(
-        fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), given)
+        fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), command_line)
     )
     numpy.random.seed(cfg.common.seed)
     utils.set_torch_seed(cfg.common.seed)
@@ -145,41 +147,16 @@ def initial(corpus: Path, *arguments: str, options: list[str] = TRAIN):
     return model, next(batches.next_epoch_itr(shuffle=True))["net_input"]
 
 
-def plain_omegas(model: torch.nn.Module, batch: dict[str, torch.Tensor], rule: str, tokens: int) -> dict[str, list]:
-    """ω of both stacks by a plain loop: one whole forward per sub-layer, which measures only that sub-layer."""
-    source, target = batch["src_tokens"], batch["prev_output_tokens"]
-    sentences = max(1, tokens // max(source.size(1), target.size(1)))
-    source, target = source[:sentences], target[:sentences]
-    model.train()
-    model._profiled = True
-    for module in model.modules():  # no layerdrop, no quantisation noise
-        if isinstance(module, (LayerDropModuleList, torch.nn.Linear, torch.nn.Embedding)):
-            module.training = False
-    seen: dict[str, Any] = {}
-    found: dict[str, list] = {}
-    for name, words in (("encoder", source), ("decoder", target)):
-        norms = shortcut_norms(getattr(model, name))
-        real = words.ne(1).t()
-        if rule in ("log", "constant"):
-            size = len(norms)
-            square = size if rule == "constant" else (size + 1) / numpy.log(size + 1) - 1
-            found[name] = [square**0.5] * size
-            continue
-        omega = [1.0]
-        total = 0.0
-        for i, norm in enumerate(norms):
-            norm.set_omega(omega[i] if rule == "reference" else 1.0)
-            hook = norm.register_forward_pre_hook(lambda _, pair: seen.update(pair=pair[0]))
-            utils.set_torch_seed(1)
-            with torch.no_grad():
-                model(source, None, target)
-            hook.remove()
-            branch, shortcut = (x[real].double().var(correction=0).item() for x in seen["pair"])
-            total = (total or shortcut) + branch
-            square = omega[i] ** 2 * shortcut + branch if rule == "reference" else total
-            omega.append(square**0.5)
-        found[name] = omega[:-1]
-    return found
+def expected_omegas(model: nn.Module, source: Tensor, target: Tensor, rule: str) -> dict[str, list[float]]:
+    """ω of both stacks by the rule: from the depth, or with the layers written out."""
+    if rule in ("log", "constant"):
+        depths = {side: len(shortcut_norms(stack)) for side, stack in stacks_of(model).items()}
+        return {side: [omega_from_depth(rule, depth)] * depth for side, depth in depths.items()}
+    for module in model.train().modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            module.training = False  # in training, quantisation noise overwrites these layers' weights
+    torch.manual_seed(1)
+    return dict(zip(stacks_of(model), reference.profile_by_hand(model, source, target, rule)))
 
 
 def check_mode(mode: Mode, corpus: Path, folder: Path) -> None:
@@ -190,22 +167,23 @@ def check_mode(mode: Mode, corpus: Path, folder: Path) -> None:
     weight = state["model"]["encoder.layers.0.fc1.weight"]  # fairseq saves it as float32
     assert torch.equal(weight, weight.to(mode.precision).float())
     assert mode.precision != torch.float32 or not torch.equal(weight, weight.half().float())
+    chosen = dict(zip(options, options[1:]))
+    rule, tokens = chosen.get("--admin-init", "reference"), int(chosen.get("--admin-profile-tokens", 8192))
     plain, batch = initial(corpus, *mode.model.split(), options=mode.train)
-    given = dict(zip(options, options[1:]))
-    rule, tokens = given.get("--admin-init", "reference"), int(given.get("--admin-profile-tokens", 8192))
-    check_omegas(state["model"], plain_omegas(plain, batch, rule, tokens), rule, mode.tolerance)
+    source, target = batch["src_tokens"], batch["prev_output_tokens"]
+    sentences = max(1, tokens // max(source.size(1), target.size(1)))
+    assert (sentences < len(source)) == (tokens < 8192), "the budget was to cut this batch, and only then"
+    source, target = source[:sentences], target[:sentences]
+    check_omegas(state["model"], expected_omegas(plain, source, target, rule), rule, mode.tolerance)
 
     record = provenance.decode(state["model"][provenance.KEY])
     assert record is not None and record["rule"] == rule and record["version"] == fairseq_admin.__version__
     measured = rule in ("reference", "paper")
     assert whole.output.count("Admin: profiled by rule") == measured
     if measured:
-        source, target = batch["src_tokens"], batch["prev_output_tokens"]
-        sentences = max(1, tokens // max(source.size(1), target.size(1)))
-        used = [int(words[:sentences].ne(1).sum()) for words in (source, target)]
-        assert [record["source_tokens"], record["target_tokens"]] == used and record["seed"] == 1
-        assert f"profiled by rule {rule} on {used[0]} source and {used[1]} target tokens in" in whole.output
-        assert (sentences < len(source)) == (tokens < 8192), "the budget was to cut this batch, and only then"
+        counts = [int(words.ne(PAD).sum()) for words in (source, target)]
+        assert [record["source_tokens"], record["target_tokens"]] == counts and record["seed"] == 1
+        assert f"profiled by rule {rule} on {counts[0]} source and {counts[1]} target tokens in" in whole.output
     if "--store-ema" in options:
         average = state["extra_state"]["ema"]
         assert provenance.decode(average[provenance.KEY]) == record
@@ -223,7 +201,7 @@ def check_mode(mode: Mode, corpus: Path, folder: Path) -> None:
         assert_near(last(folder / "resumed"), state, max(HALF, torch.finfo(mode.precision).eps / 2))
 
 
-def check_omegas(model: dict[str, torch.Tensor], expected: dict[str, list], rule: str, tolerance: float) -> None:
+def check_omegas(model: dict[str, Tensor], expected: dict[str, list], rule: str, tolerance: float) -> None:
     """Does every ω exist, match its profile, read back as profiled plus learned, and learn (except the first)?"""
     stacks = state_dict.omegas(model)
     assert {stack: len(part) for stack, part in stacks.items()} == {
@@ -267,19 +245,6 @@ def test_mode_on_cuda(name: str, corpus: Path, tmp_path: Path) -> None:
     check_mode(CUDA_MODES[name]._replace(model="--dropout 0", train=options), corpus, tmp_path)
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_gpus_over_nccl(corpus: Path, tmp_path: Path) -> None:
-    """Do two GPUs get the same ω as one?"""
-    options = [option for option in TRAIN if option != "--cpu"]
-    one = ["--distributed-world-size", 1, "--max-update", 1]
-    train(corpus, tmp_path / "one", *QUICK, *one, options=options)
-    two = ["--distributed-world-size", 2, "--max-update", 7]
-    done = train(corpus, tmp_path / "two", *QUICK, *two, options=options)
-    assert "distributed init (rank 1)" in done.output
-    assert profiled(last(tmp_path / "two")) == profiled(last(tmp_path / "one"))
-
-
 def profiled(state: dict[str, Any]) -> dict[str, list]:
     """Every profiled ω."""
     return {key: tensor.tolist() for key, tensor in state["model"].items() if key.endswith(".omega_init")}
@@ -291,14 +256,8 @@ def _rank(arguments: list[str], log: Path) -> None:
     conftest._child("fairseq_cli.train", arguments, log)
 
 
-def two_processes(
-    corpus: Path,
-    folders: list[Path],
-    *arguments: object,
-    target: Callable[[list[str], Path], None] = _rank,
-    options: list[str] = TRAIN,
-) -> list[str]:
-    """Run `target` on two CPU processes over gloo. Returns the output of both."""
+def two_processes(corpus: Path, folders: list[Path], *arguments: object) -> list[str]:
+    """Train on two CPU processes over gloo. Returns the output of both."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -307,8 +266,8 @@ def two_processes(
         folder.mkdir(exist_ok=True)
         ddp = f"--distributed-world-size 2 --distributed-rank {rank} --distributed-init-method tcp://127.0.0.1:{port} "
         ddp += "--distributed-backend gloo --distributed-no-spawn --ddp-backend legacy_ddp"
-        given = [str(a) for a in (corpus, *options, *ddp.split(), *QUICK, "--save-dir", folder, *arguments)]
-        processes.append(conftest.process(target, given, folder / "log"))
+        command_line = [corpus, *TRAIN, *ddp.split(), *QUICK, "--save-dir", folder, *arguments]
+        processes.append(conftest.process(_rank, list(map(str, command_line)), folder / "log"))
         processes[-1].start()
     try:
         for process in processes:
@@ -335,9 +294,9 @@ def test_two_processes(corpus: Path, tmp_path: Path) -> None:
         del state["model"][provenance.KEY]  # it counts the rank's own tokens, and fairseq keeps only the first rank's
     assert_same_state(*states)
     resumed = [tmp_path / "resumed0", tmp_path / "resumed1"]
-    for before, folder in zip(whole, resumed):
+    for saved, folder in zip(whole, resumed):
         folder.mkdir()
-        shutil.copy(before / "checkpoint_1_7.pt", folder / "checkpoint_last.pt")
+        shutil.copy(saved / "checkpoint_1_7.pt", folder / "checkpoint_last.pt")
     assert "profiled by rule" not in "".join(two_processes(corpus, resumed, *small, *TO_10))
     assert_same_state(last(resumed[0]), last(whole[0]))
     assert_same_state(last(resumed[1]), last(whole[0]))
@@ -362,113 +321,29 @@ def test_killed_and_started_again(corpus: Path, tmp_path: Path, start: Callable)
     assert_same_state(last(tmp_path / "killed"), last(tmp_path / "whole"))
 
 
-@pytest.fixture(scope="module")
-def ten(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose checkpoint_last.pt has ten fp32 updates."""
-    folder = tmp_path_factory.mktemp("ten")
-    train(corpus, folder, *TO_10)
-    return folder
-
-
-def _amp_on_cpu(arguments: list[str], log: Path) -> None:
-    """Run fairseq-train with a loss scaler that also works on the CPU. torch's autocast casts nothing there."""
-    torch.cuda.amp.GradScaler = functools.partial(torch.amp.GradScaler, "cpu")  # type: ignore[assignment,misc]
-    conftest._child("fairseq_cli.train", arguments, log)
-
-
-def test_amp_is_fp32_where_nothing_is_cast(corpus: Path, ten: Path, tmp_path: Path) -> None:
-    """If nothing is cast, does --amp with clipping give the same model as fp32, bit for bit, at any loss scale?"""
-    given = [corpus, *TRAIN, *TO_10, "--amp", "--fp16-init-scale", 4096, "--save-dir", tmp_path]
-    log = conftest.run_process(_amp_on_cpu, [str(a) for a in given], log=tmp_path / "log").output
-    assert "loss_scale=4096" in log and "num_updates: 10 >= max_update: 10" in log, log[-3000:]
-    assert same(last(tmp_path)["model"], last(ten)["model"])
-
-
-def test_preset_omega(corpus: Path, ten: Path, tmp_path: Path) -> None:
-    """Does a run that profiles ω equal, bit for bit, a run that starts with the same weights and this ω preset?"""
-    auto = last(ten)
-    model, _ = initial(corpus)
-    preset = {**model.state_dict(), **{key: t for key, t in auto["model"].items() if key.endswith(".omega_init")}}
-    preset[provenance.KEY] = provenance.encode({"rule": "preset by a test"})
-    Checkpoint({**auto, "model": preset, "last_optimizer_state": None}).write(tmp_path / "preset.pt")
-    done = train(corpus, tmp_path / "run", *TO_10, "--finetune-from-model", tmp_path / "preset.pt")
-    assert "profiled by rule" not in done.output
-    state = last(tmp_path / "run")
-    del auto["model"][provenance.KEY], state["model"][provenance.KEY]
-    assert_same_state(state, auto)
-
-
-@pytest.mark.parametrize("how", ["--reset-optimizer", "--finetune-from-model"])
-def test_starting_from_an_admin_checkpoint(how: str, corpus: Path, ten: Path, tmp_path: Path) -> None:
-    """Does a run with a new optimizer keep the profiled and the learned ω, and not profile again?"""
-    # radam's first five steps move nothing: after one, every tensor must equal the old checkpoint's.
-    if how == "--reset-optimizer":
-        done = resume(corpus, ten / "checkpoint_last.pt", tmp_path / "run", how, "--max-update", 1)
-    else:
-        done = train(corpus, tmp_path / "run", how, ten / "checkpoint_last.pt", "--max-update", 1)
-    assert "profiled by rule" not in done.output
-    state = last(tmp_path / "run")
-    assert same(state["model"], last(ten)["model"])
-    assert state["optimizer_history"][-1]["num_updates"] == 1
-
-
-STOCK = "--arch transformer --optimizer adam " + " ".join(
-    f"--{side}-layers 2 --{side}-embed-dim 64 --{side}-ffn-embed-dim 128 --{side}-attention-heads 4"
-    for side in ("encoder", "decoder")
-)
-
-
-def test_starting_from_a_stock_checkpoint(corpus: Path, tmp_path: Path) -> None:
-    """Does a stock Post-LN model keep its function, with ω = 1, and does the log say so?"""
-    stock = train(corpus, tmp_path / "stock", *STOCK.split(), "--max-update", 4)
-    given = ["--finetune-from-model", tmp_path / "stock/checkpoint_last.pt", "--max-update", 1]  # radam: no step yet
-    done = train(corpus, tmp_path / "run", *given)
-    assert "the checkpoint has no omega (a stock Transformer): every omega is 1" in done.output
-    assert "profiled by rule" not in done.output
-    assert valid_losses(done) == valid_losses(stock) and len(valid_losses(done)) == 1
-    before, after = last(tmp_path / "stock")["model"], last(tmp_path / "run")["model"]
-    assert all(torch.equal(before[key], after[key]) for key in before)
-    assert {value for omega in profiled({"model": after}).values() for value in omega} == {1.0}
-    assert provenance.decode(after[provenance.KEY]) == {"rule": "stock checkpoint, omega = 1"}
-
-
-def valid_losses(done: Run) -> list[str]:
-    """Validation losses, in the order printed."""
-    return re.findall(r"valid on .*? \| loss ([\d.]+)", done.output)
-
-
-SIZES = ", ".join(
-    f"{side}_layers: 2, {side}_embed_dim: 64, {side}_ffn_embed_dim: 128, {side}_attention_heads: 4"
-    for side in ("encoder", "decoder")
-)
 TIED = "share_all_embeddings: true"
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        f"_name: transformer_admin, {SIZES}, {TIED}",
-        "transformer_admin_tiny model.share_all_embeddings=true",
-    ],
-)
-def test_hydra(model: str, corpus: Path, ten: Path, tmp_path: Path) -> None:
-    """Does fairseq-hydra-train match fairseq-train, whether it gets sizes or a preset of hydra's model group?"""
-    done = hydra_train(corpus, tmp_path / "hydra", model)
-    assert done.status == 0 and done.output.count("profiled by rule reference") == 1, done.output[-4000:]
-    assert same(last(tmp_path / "hydra")["model"], last(ten)["model"])
+def test_hydra(corpus: Path, tmp_path: Path) -> None:
+    """Does fairseq-hydra-train with a preset of hydra's model group match fairseq-train?"""
+    train(corpus, tmp_path / "plain", *QUICK, *TO_10)
+    hydra = hydra_train(corpus, tmp_path / "hydra", "transformer_admin_tiny model.share_all_embeddings=true")
+    assert hydra.status == 0 and hydra.output.count("profiled by rule reference") == 1, hydra.output[-4000:]
+    assert same(last(tmp_path / "hydra")["model"], last(tmp_path / "plain")["model"])
 
 
 @pytest.mark.slow
 def test_hydra_in_bf16(corpus: Path, tmp_path: Path) -> None:
     """Does memory-efficient bf16, which only fairseq-hydra-train can run, keep ω and resume bit for bit?"""
-    given = [f"_name: transformer_admin_tiny, {TIED}", "bf16: true, memory_efficient_bf16: true"]
-    assert hydra_train(corpus, tmp_path / "whole", *given).status == 0
+    config = [f"_name: transformer_admin_tiny, {TIED}", "bf16: true, memory_efficient_bf16: true"]
+    assert hydra_train(corpus, tmp_path / "whole", *config).status == 0
     state = last(tmp_path / "whole")
     weight = state["model"]["encoder.layers.0.fc1.weight"]  # fairseq saves it as float32
     assert torch.equal(weight, weight.bfloat16().float())
-    # Training must only have moved ω.
-    check_omegas(state["model"], plain_omegas(*initial(corpus), "reference", 8192), "reference", BF16.tolerance)
+    model, batch = initial(corpus)
+    expected = expected_omegas(model, batch["src_tokens"], batch["prev_output_tokens"], "reference")
+    check_omegas(state["model"], expected, "reference", BF16.tolerance)  # training must only have moved ω
     (tmp_path / "resumed").mkdir()
     shutil.copy(tmp_path / "whole/checkpoint_1_7.pt", tmp_path / "resumed/checkpoint_last.pt")
-    assert "profiled by rule" not in hydra_train(corpus, tmp_path / "resumed", *given).output
+    assert "profiled by rule" not in hydra_train(corpus, tmp_path / "resumed", *config).output
     assert_same_state(last(tmp_path / "resumed"), state)

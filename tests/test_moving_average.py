@@ -33,12 +33,12 @@ def averaged(model: nn.Module, decay: float = 0.0, fp32: bool = False) -> nn.Mod
     return average.get_model()
 
 
-def assert_same(average: nn.Module, model: nn.Module, *given, **options) -> None:
+def assert_same(average: nn.Module, model: nn.Module, *inputs, **options) -> None:
     expected = model.state_dict()
     assert average.state_dict().keys() == expected.keys()
     for key, tensor in average.state_dict().items():
         assert "version" in key or torch.equal(tensor, expected[key]), key
-    outputs = [it.eval()(*given, **options)[0] for it in (average, model)]
+    outputs = [module.eval()(*inputs, **options)[0] for module in (average, model)]
     assert torch.equal(*outputs) and outputs[0].isfinite().all()
 
 
@@ -68,10 +68,10 @@ def test_records(dtype: torch.dtype, fp32: bool, decay: float) -> None:
     model = reference.build("transformer_admin_tiny")
     model(*reference.batch())
     new = deeper.build(Task(), more_layers=1, more_scheme="peri-ln", admin_scheme="admin", admin_init="log")
-    for it in (model, new):
-        records = {key: tensor for key, tensor in it.state_dict().items() if key.endswith(provenance.KEY)}
+    for module in (model, new):
+        records = {key: tensor for key, tensor in module.state_dict().items() if key.endswith(provenance.KEY)}
         assert records and all(map(provenance.decode, records.values()))
-        average = averaged(it.to(dtype), decay, fp32).state_dict()
+        average = averaged(module.to(dtype), decay, fp32).state_dict()
         assert all(provenance.decode(average[key]) == provenance.decode(record) for key, record in records.items())
 
 

@@ -9,6 +9,7 @@ import masked
 import pytest
 import reference
 import torch
+from kinds import assert_equal
 
 from fairseq_admin.checkpoints.building import build, check_weights
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
@@ -20,9 +21,9 @@ ADMIN = {"admin_init": "log", "admin_profile_tokens": 8192, "admin_max_skipped_u
 
 
 def translation(arch, **options):
-    given = {**reference.TINY, "share_all_embeddings": True, **options}
+    sizes = {**reference.TINY, "share_all_embeddings": True, **options}
     ours = ADMIN if arch == "transformer_admin" else {}
-    return reference.build(arch, **given, **({"admin_init": "log"} if ours else {})), {**given, **ours}
+    return reference.build(arch, **sizes, **({"admin_init": "log"} if ours else {})), {**sizes, **ours}
 
 
 def language_model(arch, **options):
@@ -48,43 +49,44 @@ KINDS = [
 
 def checkpoint_of(kind, arch, options):
     """A checkpoint as fairseq-train's command line writes it."""
-    model, given = kind(arch, **options)
-    args = Namespace(**{**given, "arch": arch, "task": "any", "criterion": "any"})
+    model, flat = kind(arch, **options)
+    args = Namespace(**{**flat, "arch": arch, "task": "any", "criterion": "any"})
     return Checkpoint({"args": args, "model": model.state_dict(), "optimizer_history": [{"num_updates": 7}]})
 
 
 @pytest.mark.parametrize(("kind", "arch", "options", "scheme", "stacks", "layers"), KINDS)
 def test_every_kind_tells_what_it_is_and_is_built_again(kind, arch, options, scheme, stacks, layers):
-    it = checkpoint_of(kind, arch, options)
-    assert (it.kind, it.scheme_name, it.stacks, it.updates, it.folded) == (arch, scheme, stacks, 7, False)
-    assert it.layers == dict.fromkeys(stacks, layers) and it.vocabulary == dict.fromkeys(stacks, 104)
-    assert bool(it.omegas) == (scheme == "admin")
-    assert it.scheme.omega == (scheme == "admin")
+    checkpoint = checkpoint_of(kind, arch, options)
+    properties = checkpoint.kind, checkpoint.scheme_name, checkpoint.stacks, checkpoint.updates, checkpoint.folded
+    assert properties == (arch, scheme, stacks, 7, False)
+    assert checkpoint.layers == dict.fromkeys(stacks, layers) and checkpoint.vocabulary == dict.fromkeys(stacks, 104)
+    assert bool(checkpoint.omegas) == (scheme == "admin")
+    assert checkpoint.scheme.omega == (scheme == "admin")
     state = torch.get_rng_state()
-    check_weights(it)
+    check_weights(checkpoint)
     assert torch.equal(torch.get_rng_state(), state)  # draw no initial weights
-    assert Checkpoint({**it.state, "optimizer_history": []}).updates == 0
-    built = build(it)
-    assert not built.training
-    found = built.state_dict()
-    expected = it.weights
-    assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
+    assert Checkpoint({**checkpoint.state, "optimizer_history": []}).updates == 0
+    model = build(checkpoint)
+    assert not model.training
+    assert_equal(model.state_dict(), checkpoint.weights)
     if arch in FOLDABLE:
-        assert build(fold_checkpoint(it)).state_dict().keys() <= found.keys()
+        assert build(fold_checkpoint(checkpoint)).state_dict().keys() <= model.state_dict().keys()
 
 
 def test_checked_weights_survive_an_overwritten_file(tmp_path):
     """A checked file stays valid if a training overwrites it. Reading an overwritten mapped file would crash Python."""
     checkpoint_of(*KINDS[0][:3]).write(tmp_path / "c.pt")
-    it = Checkpoint.read(tmp_path / "c.pt")
-    check_weights(it)
-    before = {key: tensor.clone() for key, tensor in it.weights.items()}
+    checkpoint = Checkpoint.read(tmp_path / "c.pt")
+    check_weights(checkpoint)
+    expected = {key: tensor.clone() for key, tensor in checkpoint.weights.items()}
     (tmp_path / "c.pt").write_bytes(b"")
-    assert all(torch.equal(it.weights[key], tensor) for key, tensor in before.items())
+    assert_equal(checkpoint.weights, expected)
 
 
 def test_a_scheme_of_another_version_is_named():
-    it = checkpoint_of(*KINDS[0][:3])
-    it.state["args"].admin_scheme = "tomorrow"
+    checkpoint = checkpoint_of(*KINDS[0][:3])
+    checkpoint.state["args"].admin_scheme = "tomorrow"
     with pytest.raises(AdminError, match="the checkpoint is of the scheme tomorrow; expected one of admin, post-ln"):
-        assert it.scheme
+        assert checkpoint.scheme
+    del checkpoint.state["args"].admin_scheme  # as before there was a choice
+    assert Checkpoint(checkpoint.state).scheme_name == "admin"

@@ -62,16 +62,16 @@ def test_partial_namespace(arch: type, parsed: bool) -> None:
 
 @pytest.mark.parametrize("arch, stock", [(TransformerAdminModel, TransformerModel), (MaskedLMAdminModel, RobertaModel)])
 def test_model_args_are_those_of_the_stock_model(arch: type, stock: type) -> None:
-    given = {**sizes(2), "dropout": 0.3, "encoder_layers_to_keep": "1", "max_source_positions": 64}
-    ours, theirs = (cls.build_model(Namespace(**given), task()).args for cls in (arch, stock))
-    assert ours.encoder_layers == theirs.encoder_layers == 1
+    flat = {**sizes(2), "dropout": 0.3, "encoder_layers_to_keep": "1", "max_source_positions": 64}
+    ours, expected = (cls.build_model(Namespace(**flat), task()).args for cls in (arch, stock))
+    assert ours.encoder_layers == expected.encoder_layers == 1
     assert ours.encoder_embed_dim == 16 and ours.dropout == 0.3
-    assert {name for name, value in vars(theirs).items() if getattr(ours, name) != value} == set()
+    assert {name for name, value in vars(expected).items() if getattr(ours, name) != value} == set()
 
 
 def test_args_of_a_language_models_decoder() -> None:
-    ours, theirs = (language.build(arch).decoder.args for arch in ("transformer_lm_admin", "transformer_lm"))
-    assert {name for name, value in vars(theirs).items() if getattr(ours, name) != value} == set()
+    ours, expected = (language.build(arch).decoder.args for arch in ("transformer_lm_admin", "transformer_lm"))
+    assert {name for name, value in vars(expected).items() if getattr(ours, name) != value} == set()
 
 
 # Training without the model------------------------------------------------------------------------------------------
@@ -136,14 +136,14 @@ def train(data: Path, folder: Path, *arguments: object) -> Run:
 
 
 def generate(data: Path, model: Path, *arguments: object) -> Run:
-    given = ["--user-dir", "fairseq_admin", "--path", model, "--gen-subset", "test", "--cpu", "--beam", 2]
-    given += ["--max-len-b", 20, "--num-workers", 0, "--batch-size", 8]
-    return run_module("fairseq_cli.generate", data, *given, *arguments, log=model.parent / "generate.log")
+    options = ["--user-dir", "fairseq_admin", "--path", model, "--gen-subset", "test", "--cpu", "--beam", 2]
+    options += ["--max-len-b", 20, "--num-workers", 0, "--batch-size", 8]
+    return run_module("fairseq_cli.generate", data, *options, *arguments, log=model.parent / "generate.log")
 
 
-def check_trained(done: Run, folder: Path) -> None:
+def check_trained(run: Run, folder: Path) -> None:
     """Check that a run ended, profiled once, and then learned omega."""
-    assert done.status == 0 and done.output.count("profiled by rule reference") == 1, done.output[-3000:]
+    assert run.status == 0 and run.output.count("profiled by rule reference") == 1, run.output[-3000:]
     state = files.read(folder / "checkpoint_last.pt")["model"]
     assert provenance.decode(state[provenance.KEY])["rule"] == "reference"
     assert state["decoder.layers.1.final_layer_norm.omega_init"][0] > 1.1
@@ -155,8 +155,8 @@ def test_many_languages(corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     sampled = "--sampling-method temperature --sampling-temperature 1.5 --virtual-epoch-size 200".split()
     check_trained(train(corpus, folder, *langs, *sampled), folder)
-    done = generate(corpus, folder / "checkpoint_last.pt", *langs, "--source-lang", "b", "--target-lang", "a")
-    assert done.status == 0 and done.output.count("\nH-") == 16, done.output[-3000:]
+    result = generate(corpus, folder / "checkpoint_last.pt", *langs, "--source-lang", "b", "--target-lang", "a")
+    assert result.status == 0 and result.output.count("\nH-") == 16, result.output[-3000:]
 
 
 def test_online_backtranslation(corpus: Path, tmp_path: Path) -> None:
@@ -167,8 +167,8 @@ def test_online_backtranslation(corpus: Path, tmp_path: Path) -> None:
             shutil.copy(path, data / lang / f"{path.name.split('.')[0]}{path.suffix}")
             shutil.copy(path, data)
     (data / "dict.txt").write_text("__a__ 1\n__b__ 1\n" + (corpus / "dict.a.txt").read_text())
-    given = "--task online_backtranslation --mono-langs a,b --valid-lang-pairs a-b --share-all-embeddings".split()
-    check_trained(train(data, folder, *given), folder)
+    options = "--task online_backtranslation --mono-langs a,b --valid-lang-pairs a-b --share-all-embeddings".split()
+    check_trained(train(data, folder, *options), folder)
 
 
 MOE = "--task translation_moe --method hMoElp --mean-pool-gating-network --num-experts 3 --share-all-embeddings"
@@ -179,9 +179,9 @@ def test_mixture_of_experts(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "both").mkdir()
     plugins = "import fairseq_admin\nfrom fairseq.examples.translation_moe import translation_moe_src\n"
     (tmp_path / "both/__init__.py").write_text(plugins)
-    given, folder = [*MOE.split(), "--user-dir", tmp_path / "both"], tmp_path / "run"
-    check_refusal(train(corpus, folder, *given), "whose first call profiles omega", "--admin-init log")
-    assert train(corpus, folder, *given, "--admin-init", "log").status == 0
-    options = [option for option in given if option != "--share-all-embeddings"]
-    done = generate(corpus, folder / "checkpoint_last.pt", *options, "--gen-expert", 1)
-    assert done.status == 0 and done.output.count("\nH-") == 16, done.output[-3000:]
+    command_line, folder = [*MOE.split(), "--user-dir", tmp_path / "both"], tmp_path / "run"
+    check_refusal(train(corpus, folder, *command_line), "whose first call profiles omega", "--admin-init log")
+    assert train(corpus, folder, *command_line, "--admin-init", "log").status == 0
+    options = [option for option in command_line if option != "--share-all-embeddings"]
+    result = generate(corpus, folder / "checkpoint_last.pt", *options, "--gen-expert", 1)
+    assert result.status == 0 and result.output.count("\nH-") == 16, result.output[-3000:]

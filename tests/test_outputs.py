@@ -7,14 +7,15 @@ import pty
 import re
 import resource
 import signal
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, one_line_error
-from test_export import two_models, words
+from conftest import one_line_error
+from reference import dictionary
+from test_export import two_models
 
 from fairseq_admin import bar, cli
 from fairseq_admin.analysis import command
@@ -42,7 +43,7 @@ def work(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         os.link(models / ("other.pt" if name == "other.pt" else "model.pt"), tmp_path / name)
     for language in ("de", "en"):
         for place in (".", "data/bin"):
-            words(60).save(str(tmp_path / place / f"dict.{language}.txt"))
+            dictionary(60).save(str(tmp_path / place / f"dict.{language}.txt"))
     Text("de", "en").write(tmp_path / "data/text.json")
     for name, text in {
         "data/codes": "a b 1\n", "merges": "a b 1\n", "text": "w1 w2\nw3\n", "engine/model.bin": "of CTranslate2's",
@@ -61,9 +62,9 @@ def contents(path: Path) -> dict[Path, bytes]:
 
 def refused(capsys: pytest.CaptureFixture, work: Path, command_line: str, status: int = 2) -> str:
     """Run a command that must fail, change no file and leave no new file. Returns its one-line error."""
-    before = contents(work)
+    files = contents(work)
     err = one_line_error(capsys, *command_line.split(" "), status=status)
-    assert contents(work) == before and not list(work.rglob("*.part"))
+    assert contents(work) == files and not list(work.rglob("*.part"))
     return err
 
 
@@ -134,38 +135,46 @@ def test_a_signal(
         "report": (page, "render"),
     }[verb]
     monkeypatch.setattr(place, name, stop)
-    before = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     assert refused(capsys, work, VERBS[verb], 130) == "fairseq-admin: interrupted.\n"
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(signal.SIGTERM) is handler
 
 
-def test_standard_output_closed_or_full(work: Path) -> None:
+def closed_pipe() -> int:
+    """A pipe whose reader is gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+@pytest.mark.parametrize(
+    ("line", "stdout", "status"),
+    [
+        (VERBS["fold"], closed_pipe, 0),
+        (TRANSLATE, closed_pipe, 0),
+        ("omega model.pt", lambda: os.open("/dev/full", os.O_WRONLY), 2),
+    ],
+)
+def test_standard_output_closed_or_full(
+    line: str, stdout: Callable[[], int], status: int, work: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     """If stdout's reader is gone or its disk is full, no work is lost and no traceback is shown."""
-    script = f"""run() {{ {sys.executable} -m fairseq_admin.cli "$@"; }}
-run fold model.pt -o out/new | true; echo ${{PIPESTATUS[0]}}
-run {TRANSLATE} | true; echo ${{PIPESTATUS[0]}}
-run omega model.pt > /dev/full; echo $?
-"""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
-    result = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=300)
-    assert result.stdout.split() == ["0", "0", "2"], result.stderr
-    assert torch.load("out/new", weights_only=True)["model"]
+    with os.fdopen(stdout(), "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert cli.main(line.split(" ")) == status
+        print("Python flushes the rest when it exits", flush=True)
+    assert "out/new" not in line or torch.load("out/new", weights_only=True)["model"]
     message = "standard output: could not be written (No space left on device). Is the disk full?"
-    assert [line for line in result.stderr.splitlines() if "translate: " not in line] == [f"fairseq-admin: {message}"]
+    assert capsys.readouterr().err == (f"fairseq-admin: {message}\n" if status else "")
 
 
-def test_closed_streams_lose_no_work(work: Path) -> None:
+def test_closed_streams_lose_no_work(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closed standard streams, such as a daemon's, lose no work."""
-    script = f"""run() {{ {sys.executable} -m fairseq_admin.cli "$@"; }}
-run path >&-; echo $?
-run fold model.pt -o out/new 2>&-; echo $?
-run omega nowhere.pt 2>&-; echo $?
-"""
-    result = subprocess.run(
-        ["bash", "-c", script], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
-    assert [line for line in result.stdout.splitlines() if len(line) == 1] == ["0", "0", "2"], result.stderr
-    assert result.stderr == "" and torch.load("out/new", weights_only=True)["model"]
+    for stream, line, status in (("stdout", "path", 0), ("stderr", VERBS["fold"], 0), ("stderr", "omega none.pt", 2)):
+        with monkeypatch.context() as closed:
+            closed.setattr(sys, stream, None)
+            assert cli.main(line.split(" ")) == status
+    assert torch.load("out/new", weights_only=True)["model"]
 
 
 def test_standard_error_closed_is_no_success(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,11 +52,11 @@ def checkout(corpus: Path, tmp_path: Path) -> Path:
 def shell(script: str, folder: Path) -> list[str]:
     """Run a script, which must succeed. Returns its standard output."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script], cwd=folder, env=environment, capture_output=True, text=True
     )
-    assert done.returncode == 0, f"{script}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
-    return done.stdout.splitlines()
+    assert process.returncode == 0, f"{script}\n{process.stdout[-3000:]}{process.stderr[-3000:]}"
+    return process.stdout.splitlines()
 
 
 @pytest.mark.nightly

@@ -31,11 +31,12 @@ HOSTILE = "</script><script>document.title = 'hostile'</script><img src=x onerro
 
 def log_lines(train: dict[int, float], valid: dict[int, float]) -> str:
     lines = ["num. shared model params: 1,234 (num. trained: 1,234)"]
-    for it in sorted({**train, **valid}):
-        if it in train:
-            lines.append(json.dumps({"epoch": 1, "update": 0.5, "nll_loss": str(train[it]), "num_updates": str(it)}))
-        if it in valid:
-            lines.append(json.dumps({"epoch": 1, "valid_nll_loss": str(valid[it]), "valid_num_updates": str(it)}))
+    for update in sorted({**train, **valid}):
+        number = str(update)
+        if update in train:
+            lines.append(json.dumps({"epoch": 1, "update": 0.5, "nll_loss": str(train[update]), "num_updates": number}))
+        if update in valid:
+            lines.append(json.dumps({"epoch": 1, "valid_nll_loss": str(valid[update]), "valid_num_updates": number}))
     return "\n".join(lines) + "\n"
 
 

@@ -40,7 +40,7 @@ def rates(updates, **options):
     optimizer = optimizer_of("sgd", [nn.Parameter(torch.zeros(1))], 8e-4)
     scheduler = build_lr_scheduler(Namespace(lr=[8e-4], force_anneal=None, lr_shrink=0.1, **options), optimizer)
     scheduler.step_begin_epoch(1)
-    return [scheduler.step_update(done) for done in range(updates)]
+    return [scheduler.step_update(update) for update in range(updates)]
 
 
 def test_inverse_sqrt_from_the_start():
@@ -76,7 +76,7 @@ def test_every_scheme_and_every_optimizer_trains(scheme: str, name: str):
     optimizer = optimizer_of(name, model.parameters(), {"radam": 1e-3, "adam": 1e-4, "sgd": 1e-2}[name])
     src, lengths, prev = reference.batch(padded=False)
     target = prev.roll(-1, 1)
-    before = {key: p.detach().clone() for key, p in model.named_parameters()}
+    initial = {key: p.detach().clone() for key, p in model.named_parameters()}
     losses, moving = [], set()
     for _ in range(8 if name == "radam" else 3):
         optimizer.zero_grad()
@@ -91,5 +91,5 @@ def test_every_scheme_and_every_optimizer_trains(scheme: str, name: str):
     assert after < losses[0], [*losses, after]
     for key, p in model.named_parameters():
         assert p.isfinite().all(), key
-        assert not torch.equal(before[key], p) or key not in moving, key
+        assert not torch.equal(initial[key], p) or key not in moving, key
     assert {key.split(".")[0] for key in moving} == {"encoder", "decoder"}

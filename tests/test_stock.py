@@ -60,32 +60,12 @@ def test_generate(corpus, trained, unfolded, without_plugin, tmp_path):
     assert len(unfolded) == 20 and same(hypotheses(result.stdout), unfolded)
 
 
-def test_the_unfolded_model_needs_the_plugin(corpus, trained, without_plugin, tmp_path):
-    """The unfolded model needs the plugin. Otherwise, the test above would prove nothing."""
-    arguments = [corpus, "--path", trained / "last.pt", "--gen-subset", "test", *SEARCH]
-    assert python("-m", "fairseq_cli.generate", *arguments, env=without_plugin, cwd=tmp_path).returncode != 0
-
-
-HUB = """
-import sys
-from fairseq.models.transformer import TransformerModel
-hub = TransformerModel.from_pretrained(sys.argv[1], "folded.pt", sys.argv[2])
-assert type(hub.models[0]) is TransformerModel and "fairseq_admin" not in sys.modules
-for line in sys.stdin:
-    print("T\\t" + hub.translate(line.strip(), beam=2, max_len_b=20))
-"""
-
-
-def test_interactive_and_hub(corpus, trained, unfolded, without_plugin, tmp_path):
+def test_interactive(corpus, trained, unfolded, without_plugin, tmp_path):
     sources = (corpus.parent / "test.a").read_text()
     arguments = [corpus, "--path", trained / "folded.pt", "--buffer-size", 20, "--max-tokens", 1000, *SEARCH]
     result = python("-m", "fairseq_cli.interactive", *arguments, env=without_plugin, cwd=tmp_path, text=sources)
     assert result.returncode == 0, result.stderr[-4000:]
     assert same(hypotheses(result.stdout), unfolded)
-    result = python("-c", HUB, trained, corpus, env=without_plugin, cwd=tmp_path, text=sources)
-    assert result.returncode == 0, result.stderr[-4000:]
-    lines = [line[2:] for line in result.stdout.splitlines() if line.startswith("T\t")]
-    assert lines == [unfolded[n][0] for n in range(20)]
 
 
 def test_validate(corpus: Path, trained: Path, run: Callable[..., Run]) -> None:
@@ -107,8 +87,8 @@ def test_fine_tuning_stock(corpus: Path, trained: Path, tmp_path: Path) -> None:
     options = [option for option in TRAIN if option not in ("--user-dir", "fairseq_admin")]
     options[options.index("transformer_admin_tiny")] = "transformer"
     options[options.index("radam")] = "adam"
-    given = ["--finetune-from-model", trained / "folded.pt", "--max-update", 1]
-    done = train(corpus, tmp_path, *sizes, *given, options=options)
-    loss = float(re.search(r"train_inner \| .*?loss=([0-9.]+)", done.output)[1])
-    losses = [float(found) for found in re.findall(r"loss=([0-9.]+)", (trained / "log0").read_text())]
+    finetune = ["--finetune-from-model", trained / "folded.pt", "--max-update", 1]
+    run = train(corpus, tmp_path, *sizes, *finetune, options=options)
+    loss = float(re.search(r"train_inner \| .*?loss=([0-9.]+)", run.output)[1])
+    losses = [float(loss_text) for loss_text in re.findall(r"loss=([0-9.]+)", (trained / "log0").read_text())]
     assert abs(loss - losses[-1]) < 0.3 < losses[0] - losses[-1]

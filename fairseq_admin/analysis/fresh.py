@@ -17,7 +17,7 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from ..checkpoints.building import made_up_words
 from ..checkpoints.checkpoint import STACKS
 from ..checkpoints.equivalence import reading
-from ..errors import AdminError, line
+from ..errors import AdminError, explained
 from .subject import BATCH, Source, Subject
 
 SYMBOLS = 1004
@@ -63,15 +63,9 @@ class Fresh(Subject):
         args.arch = args._name = self.arch
         args.admin_fast = "off"
         torch.manual_seed(self.source.seed + seed)
-        try:
+        with explained(f"--arch {self.arch}: no model can be built from these options", "Check them."):
             ARCH_CONFIG_REGISTRY[self.arch](args)
             model = ARCH_MODEL_REGISTRY[self.arch].build_model(args, self.task)
-        except AdminError:
-            raise
-        except Exception as error:  # fairseq checks few options, so a wrong one fails anywhere
-            raise AdminError(
-                f"--arch {self.arch}: no model can be built from these options ({line(error)}). Check them."
-            ) from None
         if not getattr(model, "profiled", True):
             with torch.no_grad():
                 model.train()(**self.samples[0]["net_input"])

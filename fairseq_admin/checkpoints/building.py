@@ -12,7 +12,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..errors import AdminError, line
+from ..errors import AdminError, explained
 from ..method.state_dict import LEGACY_KEYS
 from .checkpoint import STACKS, Checkpoint
 
@@ -92,16 +92,9 @@ def build(
     target = target or (source if sizes[0] == sizes[-1] else made_up_words(sizes[-1]))
     longest = checkpoint.options.task.get("tokens_per_sample") or 512  # fairseq's default
     task = SimpleNamespace(source_dictionary=source, target_dictionary=target, max_positions=lambda: longest)
-    try:
-        with _Undrawn():
-            model = ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
-    except AdminError:
-        raise
-    except Exception as error:  # fairseq checks no option: a wrong value fails where it is first used
-        raise AdminError(
-            f"{checkpoint.name}: no model can be built from its {origin} ({line(error)}). Give the file that "
-            "fairseq-train saved, and what it was trained with."
-        ) from None
+    advice = "Give the file that fairseq-train saved, and what it was trained with."
+    with explained(f"{checkpoint.name}: no model can be built from its {origin}", advice), _Undrawn():
+        model = ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
     try:
         model.load_state_dict(dict(checkpoint.weights), strict=True, model_cfg=checkpoint.arguments)
     except (AdminError, RuntimeError) as error:  # torch's RuntimeError: missing, unexpected or of another shape

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .. import fingerprint
 from ..bar import progress
-from ..errors import AdminError, line
+from ..errors import explained
 from ..pytorch.folding import largest_difference
 from .building import build
 from .checkpoint import Checkpoint
@@ -79,9 +79,8 @@ def random_batches(checkpoint: Checkpoint, batches: int = 3, sentences: int = 8,
     return [batch() for _ in range(batches)]
 
 
-@contextlib.contextmanager
-def reading(data: Path, lacking: str = "no data to check on") -> Iterator[None]:
-    """A block in which fairseq reads binarised data. If the data is damaged, fairseq fails anywhere.
+def reading(data: Path, lacking: str = "no data to check on") -> contextlib.AbstractContextManager[None]:
+    """A block in which fairseq reads binarised data, which may be damaged.
 
     Args:
         data: its folder.
@@ -90,12 +89,7 @@ def reading(data: Path, lacking: str = "no data to check on") -> Iterator[None]:
     Raises:
         AdminError: the block failed.
     """
-    try:
-        yield
-    except AdminError:
-        raise
-    except Exception as error:
-        raise AdminError(f"{data}: {lacking} ({line(error)}). Give the folder fairseq-preprocess wrote.") from None
+    return explained(f"{data}: {lacking}", "Give the folder fairseq-preprocess wrote.")
 
 
 def data_of(checkpoint: Checkpoint, data: Path, split: str) -> FairseqTask:

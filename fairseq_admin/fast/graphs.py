@@ -134,9 +134,7 @@ class RecordedSteps:
             if len(self._pairs) < MOST:
                 self._pairs[shape] = None
             return None
-        pair = self._pairs[shape]
-        if pair is None:
-            pair = self._pairs[shape] = _Pair(losses_of, batch, self)
+        pair = self._pairs[shape] = self._pairs[shape] or _Pair(losses_of, batch, self)
         for name, tensor in batch.items():
             pair.batch[name].copy_(tensor)
         return _Replay.apply(self.anchor, pair, self)

@@ -13,7 +13,7 @@ torch's linear_cross_entropy and liger-kernel do not return the loss without smo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.criterions import register_criterion
@@ -100,11 +100,10 @@ def _gives_logits(model: Any) -> bool:
     return len(ways) == 2 and STOCK.issuperset(ways) and getattr(decoder, "adaptive_softmax", None) is None
 
 
-class _Computed:
+class _Computed(NamedTuple):
     """In place of a model whose losses are known."""
 
-    def __init__(self, losses: tuple[Tensor, Tensor]) -> None:
-        self.losses = losses
+    losses: tuple[Tensor, Tensor]
 
     def __call__(self, **_: Any) -> None:
         return None

@@ -21,18 +21,16 @@ from fairseq.optim import fp16_optimizer
 from torch import Tensor
 
 
-def rho(step: int, beta2: float) -> tuple[float, float]:
-    """ρ_t = ρ_∞ - 2 t β2^t / (1 - β2^t)   and   ρ_∞ = 2 / (1 - β2) - 1      algorithm 2"""
-    limit = 2 / (1 - beta2) - 1
-    return limit - 2 * step * beta2**step / (1 - beta2**step), limit
-
-
 def rectification(step: int, beta2: float) -> float:
-    """r, or 0 while the variance is intractable (ρ_t ≤ 5)."""
-    now, limit = rho(step, beta2)
-    if now <= 5:
+    """r, or 0 while the variance is intractable (ρ_t ≤ 5).
+
+    ρ_t = ρ_∞ - 2 t β2^t / (1 - β2^t)   and   ρ_∞ = 2 / (1 - β2) - 1      algorithm 2
+    """
+    limit = 2 / (1 - beta2) - 1
+    rho = limit - 2 * step * beta2**step / (1 - beta2**step)
+    if rho <= 5:
         return 0.0
-    return math.sqrt((now - 4) * (now - 2) * limit / ((limit - 4) * (limit - 2) * now))
+    return math.sqrt((rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho))
 
 
 def has_kernel(device: torch.device) -> bool:

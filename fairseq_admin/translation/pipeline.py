@@ -148,7 +148,7 @@ def split(units: list[str], longest: int) -> list[list[str]]:
         words = [n for n in range(1, longest + 1) if not units[n - 1].endswith("@@")]
         sentences = [n for n in words if units[n - 1] in SENTENCE_ENDS]
         cut = (sentences or words or [longest])[-1]
-        while sentences and cut < longest and units[cut] in CLOSING:
+        while cut < longest and units[cut] in CLOSING:
             cut += 1
         pieces.append(units[:cut])
         units = units[cut:]
