@@ -140,19 +140,6 @@ def test_labels_say_where_a_decoder_is_padded():
         admin.profile(model, {**batch, "labels": torch.full_like(batch["labels"], -100)})
 
 
-def test_a_budget_of_tokens_takes_the_first_sentences():
-    """20 tokens allow two sentences of seven words."""
-    model, batch = build("transformer", dropout=0.0)
-    # With as many words as sentences, the words-by-words mask must not be cut.
-    del batch["tgt_key_padding_mask"]
-    batch |= {"tgt": batch["tgt"][:3], "tgt_mask": batch["tgt_mask"][:3, :3]}
-    admin.attach(model, batch)
-    sizes = []
-    model.register_forward_pre_hook(lambda model, args, named: sizes.append(named["src"].size(1)), with_kwargs=True)
-    cut, whole = admin.profile(model, batch, tokens=20), admin.profile(model, batch)
-    assert sizes == [2, 3] and cut != whole and len(cut) == 10
-
-
 def test_deep_copies_are_apart_and_nothing_of_a_forward_is_kept():
     model, batch = build("bart")
     admin.attach(model, batch, omega=1)

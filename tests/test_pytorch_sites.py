@@ -489,14 +489,34 @@ class Words(nn.Module):
 
 WORD_IDS = torch.randint(20, (6, 5), generator=torch.Generator().manual_seed(1))
 PADDING = torch.arange(5) >= torch.tensor([5, 4, 3, 5, 5, 2]).unsqueeze(1)
-FIVE = torch.randn(5, 5, 8, generator=torch.Generator().manual_seed(3))
 
 
-class Masked(Stack):
-    """Has a `mask` argument, but not torch's attention, whose mask is positions by positions."""
+def test_padding_that_is_counted_is_said(caplog):
+    """If padding is counted, the log says so once per mask, as for wav2vec 2.0, whose mask covers audio samples."""
+    model = Stack(Layer).double()
+    model.forward = lambda x, attention_mask=None: Stack.forward(model, x)
+    admin.attach(model, (X, torch.ones(2, 50)))
+    admin.profile(model, (X, torch.ones(2, 50)))
+    assert "padding is counted: attention_mask has shape (2, 50), expected (2, 5) as in the layers" in caplog.text
 
-    def forward(self, x, mask):
-        return super().forward(x * mask.unsqueeze(2))
+
+def test_padding_in_a_mapping_of_a_mapping_is_counted_and_that_is_said(caplog):
+    model = Stack(Layer).double()
+    model.forward = lambda batch: Stack.forward(model, batch["x"])
+    admin.attach(model, ({"x": X},))
+    admin.profile(model, ({"x": X},))
+    assert "Admin: padding is counted: none of batch is a tensor" in caplog.text
+
+
+def test_out_of_memory_asks_for_a_smaller_batch():
+    model = admin.attach(Stack(Layer).double(), X)
+
+    def scarce(layer, args):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    model.layers[1].register_forward_pre_hook(scarce)
+    with pytest.raises(ValueError, match="^memory ran out while profiling; give a smaller batch"):
+        admin.profile(model, X)
 
 
 class Positional(Stack):
@@ -506,36 +526,10 @@ class Positional(Stack):
         return super().forward(*inputs)
 
 
-@pytest.mark.parametrize(
-    "make, batch",
-    [
-        (Words, (WORD_IDS, PADDING)),
-        (lambda: Masked(Layer), (FIVE, torch.ones(5, 5))),
-        (lambda: Positional(Layer), (FIVE,)),
-    ],
-)
-def test_a_batch_is_cut_to_its_first_sentences(make, batch):
-    model = admin.attach(make(), batch)
-    cut = admin.profile(model, batch, tokens=10)
-    assert cut == admin.profile(model, tuple(tensor[:2] for tensor in batch)) != admin.profile(model, batch)
-    admin.fold(model, batch)
-
-
-def test_padding_that_is_counted_is_said(caplog):
-    """If padding is counted, the log says so once per mask, as for wav2vec 2.0, whose mask covers audio samples."""
-    model = Stack(Layer).double()
-    model.forward = lambda x, attention_mask=None: Stack.forward(model, x)
-    admin.attach(model, (X, torch.ones(2, 50)))
-    admin.profile(model, (X, torch.ones(2, 50)))
-    assert "padding is counted: attention_mask has shape (2, 50), what runs through the layers (2, 5, 8)" in caplog.text
-
-
-def test_a_batch_in_one_argument_is_counted_whole_and_that_is_said(caplog):
-    model = Stack(Layer).double()
-    model.forward = lambda batch: Stack.forward(model, batch["x"])
-    admin.attach(model, ({"x": X},))
-    assert admin.profile(model, ({"x": X},), tokens=5) == admin.profile(model, ({"x": X},))
-    assert "Admin: padding and all sentences are counted: none of batch is a tensor" in caplog.text
+def test_positional_arguments_need_no_name():
+    model = admin.attach(Positional(Layer).double(), (X,))
+    assert len(admin.profile(model, (X,))) == 3
+    admin.fold(model, (X,))
 
 
 class Tokens(Words):

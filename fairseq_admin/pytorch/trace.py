@@ -166,11 +166,10 @@ class Trace(TorchFunctionMode):
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[contextlib.ExitStack]:
-    """Switch gradients, layerdrop and nested tensors off, and restore everything afterwards, random states too.
+    """Switch gradients off, and restore everything afterwards: modes, random states, the cache of autocast.
 
     Yields the stack of what is undone at the end; callers may add to it.
     """
-    switches = {"layerdrop", "use_nested_tensor"}
     modes = {module: module.training for module in model.modules()}
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
 
@@ -186,8 +185,4 @@ def undisturbed(model: nn.Module) -> Iterator[contextlib.ExitStack]:
         undo.callback(restore_modes)
         for module in modes:
             undo.callback(getattr(module, "reshard", list))  # after a forward FSDP leaves the root's parameters whole
-            attributes = vars(module)
-            before = {key: attributes[key] for key in switches & attributes.keys()}
-            undo.callback(attributes.update, before)
-            attributes.update(dict.fromkeys(before, False))
         yield undo
