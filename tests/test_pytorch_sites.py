@@ -265,7 +265,7 @@ def test_the_log_says_what_is_attached_and_what_is_off(caplog):
     attached, off = [record.message for record in caplog.records]
     assert "to 1 sites, omega='constant': stack of layers.0.norm 1 sub-layers, omega 1.000 to 1.000" in attached
     alone = "layers.0.norm is alone in its stack, so omega is 1"
-    assert off == f"Admin is off: {alone}; layers.1.norm {WEIGHTLESS}"
+    assert off == f"Admin is off: layers.1.norm {WEIGHTLESS}; {alone}"
 
 
 def test_a_model_in_half_precision_is_followed():
