@@ -194,7 +194,7 @@ REFUSED = {
         r"layers\.0\.norm has a shortcut that is also read by conv1d in layers\.0\.conv",
     ),
     "heads": (kind(lambda self, x: self.w(x.view(2, 5, 2, 4)).view(x.shape), w=lambda: nn.Linear(4, 4)), "by view"),
-    "shared": (kind(lambda self, x: self.fc1(x) + self.fc1(torch.ones_like(x))), "fc1.weight reads, with some"),
+    "shared": (kind(lambda self, x: self.fc1(x) + self.fc1(torch.ones_like(x))), "into layers.0.fc1.weight, which is"),
     "unseen": (
         kind(lambda self, x: torch.from_numpy(self.fc1(x).detach().numpy())),
         r"layers\.0\.norm reads what the trace cannot see",
@@ -385,7 +385,7 @@ def test_in_training_omega_scales_the_shortcut_alone(layer, branch):
 def test_norms_of_one_weight_are_refused():
     model = Stack(Layer).double()
     model.layers[1].norm.weight = model.layers[0].norm.weight
-    with pytest.raises(ValueError, match=r"from layers\.0\.norm, whose parameters are used 2 times in a forward"):
+    with pytest.raises(ValueError, match=r"layers\.1\.norm would be folded into layers\.0\.norm\.weight, which is"):
         admin.attach(model, X)
 
 

@@ -30,7 +30,7 @@ NORM, PARAMETER, ARGUMENT = "norm", "parameter", "argument"
 HELD, UNSEEN = "held by a module", "unseen"
 """Origins of a value that no torch function made. UNSEEN: numpy or a custom autograd function made it."""
 clock = itertools.count()
-"""Numbers values and handovers in the order in which they happen."""
+"""Numbers values in the order in which they are made."""
 
 
 class Scaling(NamedTuple):
@@ -64,7 +64,6 @@ class Handover(NamedTuple):
     call: Call
     argument: str
     """The name of the argument. "": the module returned the tensor."""
-    time: int
 
 
 @dataclass(eq=False)
@@ -86,8 +85,8 @@ class Value:
     handovers: list[Handover] = field(default_factory=list)
     channels: dict[Value, int] = field(default_factory=dict)
     """The norms whose channels it has, each with the axis, from the end. Scaling them scales this value."""
-    written: dict[str, Scaling] = field(default_factory=dict)
-    """For NORM: how the norm's parameters scale its channels, by name."""
+    written: list[tuple[Scaling, Value]] = field(default_factory=list)
+    """For NORM: how its channels are scaled, and by which parameter."""
     readings: list[tuple[Scaling | None, Value]] = field(default_factory=list)
     """For NORM: how its channels are read, and by which parameter; or None, and a call that cannot undo a scale."""
 
@@ -200,24 +199,24 @@ def propagate_scale(
     norm.readings.append((None, made[0]))
 
 
-def written_scale(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[dict[str, Scaling], int]:
+def written_scale(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[list[Scaling], int]:
     """How a module's parameters scale its output, if the module is a norm: one number for each channel.
 
     Returns:
-        The scaling of each parameter, by name, and the axis of the output that it scales, from the end. ({}, 0): the
-        module is no norm.
+        The scaling of each parameter, and the axis of the output that they scale, from the end. ([], 0): the module is
+        no norm.
     """
     parameters = dict(module.named_parameters(recurse=False))
     shapes = {parameter.shape for parameter in module.parameters()}
     if len(parameters) < len(list(module.parameters())) or len(shapes) != 1 or len(*shapes) != 1 or shapes == {(1,)}:
-        return {}, 0
+        return [], 0
     outputs = trial(partial(torch.func.functional_call, module), (parameters, args, kwargs), {})
     before, factor = outputs(), random_scale(*shapes.pop())
     if [tensor.shape for tensor in before] != [args[0].shape]:
-        return {}, 0
+        return [], 0
     for offsets in product((0.0, 1.0), repeat=len(parameters)):
-        written = {name: Scaling(offset=offset) for name, offset in zip(parameters, offsets)}
-        (after,) = outputs(*((id(parameters[name]), scaling, factor) for name, scaling in written.items()))
+        written = [Scaling(offset=offset) for offset in offsets]
+        (after,) = outputs(*((id(p), scaling, factor) for p, scaling in zip(parameters.values(), written)))
         if axis := scaled_axis(before[0], after, factor):
             return written, axis
-    return {}, 0
+    return [], 0

@@ -64,7 +64,7 @@ class Site:
         """Why the fold cannot take ω away; "" if it can."""
         self.learned = bool(writer)
         """Whether ω may move. If no norm wrote x, as in the first site of a stack, ω stays 1."""
-        self.written = {f"{writer.call.module}.{key}": way for key, way in writer.written.items()} if writer else {}
+        self.written = {value.call.module: way for way, value in writer.written} if writer else {}
         """How the parameters of the norm that wrote x scale x, by name in the model."""
         self.readers = {value.call.module: way for way, value in writer.readings if way} if writer else {}
         """How parameters read x, by name in the model."""
@@ -163,18 +163,16 @@ def places(graph: Trace, norm: Value, total: Value, x: Value) -> list[Handover]:
 
     Inside as well, because transformers' layers put their forward into a checkpoint without their hooks.
     """
-    # A module that is called more often than the norm, or another call of the norm, would leave another x.
     if total.made_by in IN_PLACE and total.reads[0] is x:
         return []
-    name, before = norm.call.module, [place for place in x.handovers if place.time < total.time]
-    alike = {module for module, calls in graph.calls.items() if calls == graph.calls[name]} - {name}
-    usable = [place for place in before if place.call.module in alike]
+    # A module that is called more often than the norm, or another call of the norm, would leave another x.
+    name, calls = norm.call.module, graph.calls
+    alike = [place for place in x.handovers if calls[place.call.module] == calls[name] and place.call.module != name]
     for call in norm.call.around:
-        inputs = [place for place in usable if place.call is call]
-        inside = [place for place in usable if call in place.call.around]
-        returned = [place for place in inside if not place.argument]
+        inputs = [place for place in alike if place.call is call]
+        inside = [place for place in alike if call in place.call.around]
         if inputs or inside:
-            return inputs[-1:] + (returned or inside)[-1:]
+            return inputs[:1] + inside[:1]
     return []
 
 
@@ -187,15 +185,12 @@ def why_unfoldable(graph: Trace, norm: Value, total: Value, x: Value) -> str:
         return f"is called {graph.calls[name]} times"
     if reads_unseen(total, x):
         return "reads what the trace cannot see (a custom autograd function?)"
-    module = graph.model.get_submodule(writer.call.module)
-    uses = max(graph.value(parameter).readers for parameter in module.parameters())
-    if uses > 1:
-        return f"has its shortcut from {writer.call.module}, whose parameters are used {uses} times in a forward"
-    for reader, value in writer.readings:
-        if reader is None and value is not total:
+    ways = [*writer.written, *writer.readings]
+    for way, value in ways:
+        if way is None and value is not total:
             return f"has a shortcut that is also read by {place_of(graph.model, value)}"
-        if reader and [other for other, read in writer.readings if read is value] != [reader] * value.readers:
-            return f"has a shortcut that {value.call.module} reads, with something else"
+        if way and [other for other, scaled in ways if scaled is value] != [way] * value.readers:
+            return f"would be folded into {value.call.module}, which is used elsewhere too"
     return ""
 
 

@@ -140,7 +140,7 @@ class Trace(TorchFunctionMode):
     def hand_over(self, call: Call, argument: str, tensor: Any) -> None:
         """Record that a module is given a tensor now, or returns it."""
         if isinstance(tensor, Tensor):
-            self.value(tensor).handovers.append(Handover(call, argument, next(flow.clock)))
+            self.value(tensor).handovers.append(Handover(call, argument))
 
     def leave(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], result: Any) -> Any:
         """Record the result of a module."""
@@ -150,7 +150,7 @@ class Trace(TorchFunctionMode):
             x = self.value(args[0])
             parameters = [self.value(parameter) for parameter in module.parameters()]
             (norm,) = self.record(flow.NORM, [x, *parameters], [result])
-            norm.written, norm.channels = self.written, {norm: self.axis}
+            norm.written, norm.channels = list(zip(self.written, parameters)), {norm: self.axis}
             self.norms[norm.call.module] = norm
             for other in x.channels:
                 other.readings.append((None, norm))
