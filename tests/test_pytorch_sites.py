@@ -133,7 +133,7 @@ FOLDED = {
     "a custom norm": kind(norm=lambda: LN(1.0, lambda weight: weight)),
     "a weight that starts at 0": kind(norm=lambda: LN(0.0, lambda weight: 1 + weight)),
     "odd norms": kind(lambda self, x: self.fc1(x) + self.odd(X)[0] + self.odd(torch.arange(8)), odd=OddNorm),
-    "flat, as in OPT": kind(forward=lambda self, x: self.norm((x.view(-1, 8) + self.fc1(x.view(-1, 8))).view(x.shape))),
+    "flat, as in OPT": kind(forward=lambda self, x: self.norm((x.reshape(-1, 8) + self.fc1(x.view(-1, 8))).view_as(x))),
     "after the sum": kind(
         forward=lambda self, x: (Layer.forward(self, x), self.other(x))[0], other=lambda: nn.Linear(8, 8)
     ),
@@ -142,9 +142,7 @@ FOLDED = {
     "dropout, cast": kind(lambda self, x: self.fc1(functional.dropout(x.type_as(self.fc1.bias), 0.1, False))),
     "a part": kind(lambda self, x: self.fc1(x[:, :1]).expand_as(x)),
     "mask": kind(lambda self, x: self.fc1(x * torch.ones(2, 5, 1).double())),
-    "filled": kind(lambda self, x: self.fc1(x.masked_fill(torch.arange(5).view(5, 1) > 3, 0.0))),
     "addmm": kind(lambda self, x: self.b.addmm(x.view(-1, 8), self.w).view(x.shape), b=parameter(8), w=parameter(8, 8)),
-    "einsum": kind(lambda self, x: torch.einsum("btc,cd->btd", x, self.w), w=parameter(8, 8)),
     "of two positions": kind(lambda self, x: self.fc1(x + x.roll(1, 1))),
     "gate": kind(lambda self, x: self.fc1(x * self.gate(x).sigmoid()), gate=lambda: nn.Linear(8, 8)),
     "depthwise": kind(
