@@ -391,7 +391,7 @@ def test_two_models_in_one_are_told_apart():
     model = nn.ModuleDict({name: Stack(Layer).double() for name in "ab"})
     for part in model.values():
         admin.attach(part, X)
-    with pytest.raises(ValueError, match="a and b of ModuleDict are attached, each for itself"):
+    with pytest.raises(ValueError, match="ModuleDict holds 2 attached models; give one of them"):
         admin.omegas(model)
     assert admin.fold(model["a"], X) and len(admin.omegas(model)) == 3
 

@@ -75,13 +75,13 @@ def attached(model: nn.Module) -> tuple[nn.Module, Attached]:
     Raises:
         AdminError: no model is attached, or several models inside are attached one by one.
     """
-    roots = {name: module for name, module in model.named_modules() if ATTACHED in vars(module)}
+    # A wrapper may share the attributes of the module inside.
+    roots = {id(vars(module)[ATTACHED]): module for module in model.modules() if ATTACHED in vars(module)}
     if not roots:
         raise AdminError(f"{type(model).__name__} is not attached; call attach(model, batch) first.")
-    root = next(iter(roots.values()))
-    # A compiled module shares the attributes of the one inside.
-    if any(vars(other)[ATTACHED] is not vars(root)[ATTACHED] for other in roots.values()):
-        raise AdminError(f"{' and '.join(roots)} of {type(model).__name__} are attached, each for itself: give one.")
+    if len(roots) > 1:
+        raise AdminError(f"{type(model).__name__} holds {len(roots)} attached models; give one of them.")
+    (root,) = roots.values()
     return root, vars(root)[ATTACHED]
 
 

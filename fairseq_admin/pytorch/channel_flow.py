@@ -92,12 +92,10 @@ class Value:
 
     def ancestors(self) -> set[Value]:
         """This value and all values from which it was computed."""
-        known, new = set(), [self]
+        known, new = set(), {self}
         while new:
-            value = new.pop()
-            if value not in known:
-                known.add(value)
-                new += value.reads
+            known |= new
+            new = {read for value in new for read in value.reads} - known
         return known
 
 

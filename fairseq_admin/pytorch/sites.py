@@ -43,11 +43,10 @@ class Site:
     Args:
         graph: a forward of the model.
         norm: the norm's output in it.
-        total: the sum.
         x: the shortcut.
     """
 
-    def __init__(self, graph: Trace, norm: Value, total: Value, x: Value) -> None:
+    def __init__(self, graph: Trace, norm: Value, x: Value) -> None:
         model, writer = graph.model, writer_of(norm, x)
         self.name = norm.call.module
         """The norm's name in the model."""
@@ -56,11 +55,9 @@ class Site:
         """The number of calls of the norm in a forward."""
         self.axis = norm.channels[norm]
         """The axis of the channels in the sum, from the end."""
-        self.sources = [
-            (model.get_submodule(place.call.module), place.argument) for place in places(graph, norm, total, x)
-        ]
+        self.sources = [(model.get_submodule(place.call.module), place.argument) for place in places(graph, norm, x)]
         """The modules that are given x, each with the name of the argument, or that return x ("")."""
-        self.unfoldable = why_unfoldable(graph, norm, total, x) or ("" if self.sources else NO_SOURCE)
+        self.unfoldable = why_unfoldable(graph, norm, x) or ("" if self.sources else NO_SOURCE)
         """Why the fold cannot take ω away; "" if it can."""
         self.learned = bool(writer)
         """Whether ω may move. If no norm wrote x, as in the first site of a stack, ω stays 1."""
@@ -108,9 +105,7 @@ class Site:
             yield register(partial(self.capture, argument_names(source), argument), with_kwargs=True)
         yield self.norm.register_forward_pre_hook(self.scale)
 
-    def capture(
-        self, names: list[str], argument: str, module: nn.Module, args: tuple, kwargs: dict[str, Any], x: Any = None
-    ) -> None:
+    def capture(self, names: list[str], argument: str, module: Any, args: tuple, kwargs: dict, x: Any = None) -> None:
         """Keep x: a hook of a module that is given x as an argument, by position or by keyword, or returns x."""
         if argument:
             x = {**dict(zip(names, args)), **kwargs}[argument]
@@ -126,8 +121,8 @@ class Site:
         return total + (x * omega.reshape(-1, *[1] * (-1 - self.axis))).to(total.dtype), *args[1:]
 
 
-def sum_of(norm: Value) -> tuple[Value, Value, str] | None:
-    """The sum that a norm reads, its shortcut, and why the norm is no site ("" if it may be one).
+def shortcut_of(norm: Value) -> tuple[Value, str] | None:
+    """The shortcut of the sum that a norm reads, and why the norm is no site ("" if it may be one).
 
     None: the norm reads no sum.
     """
@@ -137,14 +132,14 @@ def sum_of(norm: Value) -> tuple[Value, Value, str] | None:
     x, f = sorted(total.reads[:2], key=lambda value: value.time)
     before = f.ancestors()
     if total.readers > 1:
-        return total, x, GOES_ON
+        return x, GOES_ON
     if total.made_by == FACTOR and total.reads[0] is not x:
-        return total, x, FACTORED
+        return x, FACTORED
     if x in before or reads_unseen(f, x):
-        return total, x, ""
+        return x, ""
     if x.made_by in TIMES and before.intersection(x.reads) or f.made_by in TIMES and x.ancestors() & {*f.reads}:
-        return total, x, FACTORED
-    return total, x, UNRELATED
+        return x, FACTORED
+    return x, UNRELATED
 
 
 def reads_unseen(f: Value, x: Value) -> bool:
@@ -158,11 +153,12 @@ def writer_of(norm: Value, x: Value) -> Value | None:
     return next((writer for writer in x.channels if x.channels[writer] == axis and writer.size == x.size), None)
 
 
-def places(graph: Trace, norm: Value, total: Value, x: Value) -> list[Handover]:
+def places(graph: Trace, norm: Value, x: Value) -> list[Handover]:
     """Where to take x: in the smallest module call around a norm, as that call's input and once inside the call.
 
     Inside as well, because transformers' layers put their forward into a checkpoint without their hooks.
     """
+    total = norm.reads[0]
     if total.made_by in IN_PLACE and total.reads[0] is x:
         return []
     # A module that is called more often than the norm, or another call of the norm, would leave another x.
@@ -176,18 +172,18 @@ def places(graph: Trace, norm: Value, total: Value, x: Value) -> list[Handover]:
     return []
 
 
-def why_unfoldable(graph: Trace, norm: Value, total: Value, x: Value) -> str:
+def why_unfoldable(graph: Trace, norm: Value, x: Value) -> str:
     """Why the ω of a shortcut cannot be folded away; "" if it can."""
     writer, name = writer_of(norm, x), norm.call.module
     if not writer:
         return ""
     if graph.calls[name] > 1:
         return f"is called {graph.calls[name]} times"
-    if reads_unseen(total, x):
+    if reads_unseen(norm.reads[0], x):
         return "reads what the trace cannot see (a custom autograd function?)"
     ways = [*writer.written, *writer.readings]
     for way, value in ways:
-        if way is None and value is not total:
+        if way is None and value is not norm.reads[0]:
             return f"has a shortcut that is also read by {place_of(graph.model, value)}"
         if way and [other for other, scaled in ways if scaled is value] != [way] * value.readers:
             return f"would be folded into {value.call.module}, which is used elsewhere too"
@@ -221,15 +217,15 @@ def find_sites(
     """
     graph = Trace(model, batch)
     kind = type(model).__name__
-    sums = {name: sum_read for name, norm in graph.norms.items() if (sum_read := sum_of(norm))}
-    off = {**graph.strangers, **{name: why for name, (_, _, why) in sums.items() if why}}
+    shortcuts = {name: shortcut for name, norm in graph.norms.items() if (shortcut := shortcut_of(norm))}
+    off = graph.strangers | {name: why for name, (_, why) in shortcuts.items() if why}
     if chosen is None:
         # A norm whose shortcut no norm wrote starts a stack, in a layer like the others, or is no site (embeddings).
-        layers = {name: type(model.get_submodule(name.rpartition(".")[0])) for name in sums.keys() - off.keys()}
-        inside = {layer for name, layer in layers.items() if sums[name][1].channels}
+        layers = {name: type(model.get_submodule(name.rpartition(".")[0])) for name in shortcuts.keys() - off.keys()}
+        inside = {layer for name, layer in layers.items() if shortcuts[name][0].channels}
         chosen = [name for name, layer in layers.items() if layer in inside]
         off |= dict.fromkeys(layers.keys() - set(chosen), "reads a sum whose shortcut no norm wrote")
-    elif wrong := [name for name in chosen if name not in sums or name in off]:
+    elif wrong := [name for name in chosen if name not in shortcuts or name in off]:
         raise AdminError(f"{wrong[0]} {off.get(wrong[0], 'is not a norm that alone reads a sum x + f(x)')}.")
     if not chosen:
         why = grouped(off) or "It has no norm that reads a sum"
@@ -237,8 +233,8 @@ def find_sites(
     stacks: list[list[Site]] = []
     sites: dict[Value, Site] = {}
     for norm in sorted((graph.norms[name] for name in chosen), key=lambda norm: norm.time):
-        total, x, _ = sums[norm.call.module]
-        site, before = Site(graph, norm, total, x), x.ancestors()
+        x, _ = shortcuts[norm.call.module]
+        site, before = Site(graph, norm, x), x.ancestors()
         if site.unfoldable and not (unfoldable == "keep" and site.sources):
             if unfoldable == "refuse":
                 raise AdminError(f"{kind}: {site.name} {site.unfoldable}{KEEP if site.sources else ''}. {SKIP}")
