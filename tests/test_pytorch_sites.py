@@ -223,6 +223,11 @@ def test_another_call_of_the_norm_is_no_source_of_its_shortcut(caplog):
     assert list(admin.omegas(model)) == ["layers.1.norm", "layers.2.norm"]
 
 
+def test_a_model_whose_sites_are_all_skipped_is_refused():
+    with pytest.raises(ValueError, match=r"^Stack: no site, .* layers\.0\.norm .* also read by conv1d"):
+        admin.attach(Stack(REFUSED["groups"][0]).double(), X, unfoldable="skip")
+
+
 NORMS = "layers.0.norm, layers.1.norm, layers.2.norm"
 FACTOR = f"{NORMS} reads a sum with a factor at the shortcut, as DeepNorm's"
 WEIGHTLESS = "calls layer_norm without a weight of its own for each channel"

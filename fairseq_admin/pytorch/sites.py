@@ -227,9 +227,6 @@ def find_sites(
         off |= dict.fromkeys(layers.keys() - set(chosen), "reads a sum whose shortcut no norm wrote")
     elif wrong := [name for name in chosen if name not in shortcuts or name in off]:
         raise AdminError(f"{wrong[0]} {off.get(wrong[0], 'is not a norm that alone reads a sum x + f(x)')}.")
-    if not chosen:
-        why = grouped(off) or "It has no norm that reads a sum"
-        raise AdminError(f"{kind}: no site, a norm that alone reads a sum x + f(x). {why}. Admin is for Post-LN.")
     stacks: list[list[Site]] = []
     sites: dict[Value, Site] = {}
     for norm in sorted((graph.norms[name] for name in chosen), key=lambda norm: norm.time):
@@ -249,6 +246,9 @@ def find_sites(
             off[site.name] = "keeps omega 1: no norm wrote its shortcut as it is"
         stack.append(site)
         sites[norm] = site
+    if not stacks:
+        why = grouped(off) or "It has no norm that reads a sum"
+        raise AdminError(f"{kind}: no site, a norm that alone reads a sum x + f(x). {why}. Admin is for Post-LN.")
     alone = [stack[0].name for stack in stacks if depth(stack) == 1]
     return stacks, off | dict.fromkeys(alone, "is alone in its stack, so omega is 1")
 
