@@ -239,6 +239,7 @@ NO_SITE = {
     ),
     "a norm before the sum, as in Swin v2": (kind(forward=lambda self, x: x + self.norm(self.fc1(x))), NO_SHORTCUT),
     "DeepNorm": (kind(forward=lambda self, x: self.norm(1.5 * x + self.fc1(x))), FACTOR),
+    "DeepNorm, the branch first": (kind(forward=lambda self, x: self.norm(self.fc1(x) + 1.5 * x)), FACTOR),
     "alpha": (kind(forward=lambda self, x: self.norm(torch.add(self.fc1(x), x, alpha=2.0))), FACTOR),
     "a function": (
         kind(forward=lambda self, x: functional.layer_norm(x + self.fc1(x), (8,), self.fc1.bias)),
