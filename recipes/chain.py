@@ -1,8 +1,8 @@
 """A recipe as a table of steps. A step has the files that it reads and writes, its settings, and its program.
 
 A step is done if its files exist and the key that it stored is still its key. A key is a hash of the step's settings,
-its program's version, and its inputs. An input counts by the key of the step that writes it. If no step writes the
-input, the hash of its content counts; the content is read again only if the file's size or time of change differs.
+its program's version, and its inputs. If a step writes the input, that step's key stands for it. Otherwise the hash of
+the content does; the content is read again only if the file's size or time of change differs.
 Thus a changed setting, program or input repeats the steps that depend on it, and no others.
 """
 

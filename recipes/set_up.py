@@ -61,7 +61,7 @@ def version(python: str | Path) -> str:
 
 
 def base_python(venv: Path, asked: str) -> str:
-    """The Python to make the environment from: the given one, the one of last time, or python3.
+    """The Python that makes the environment: the one that the user names, that of the last time, or python3.
 
     Raises:
         ValueError: that Python cannot be run, or is too old.
@@ -74,7 +74,7 @@ def base_python(venv: Path, asked: str) -> str:
 
 
 def build_for_cards() -> str:
-    """The build of torch for this machine's cards, by nvidia-smi."""
+    """The build of torch for this machine's cards, which nvidia-smi lists."""
     rows = output_of("nvidia-smi", "--query-gpu=compute_cap,driver_version", "--format=csv,noheader")
     cards = re.findall(r"(\d+\.\d+), (\d+)", rows)
     old = any(float(capability) < TODAYS_CAPABILITY or int(driver) < TODAYS_DRIVER for capability, driver in cards)
@@ -133,7 +133,7 @@ def make(venv: Path, torch: str, python: str) -> None:
 
 
 def install(venv: Path) -> None:
-    """Install everything, torch first: fairseq-fixed is compiled against it. (An isolated build fetches another.)"""
+    """Install everything. torch comes first, because fairseq-fixed is compiled against the installed torch."""
     # With CUDA_HOME, fairseq-fixed would compile CUDA kernels that nothing here uses, and fail if the versions of the
     # toolkit and of torch differ.
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_HOME"}

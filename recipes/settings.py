@@ -1,4 +1,4 @@
-"""The settings of the recipes: their names, types, meanings, checks of which values go together, errors and help.
+"""The settings of the recipes: names, types, meanings, errors and help, and checks that their values fit together.
 
 This module has the settings of every target, and of recipes that train one model; kinds.py adds those of each kind. A
 recipe's YAML file has only the values that differ from the defaults. A user's NAME=VALUE overrides the preset's value,

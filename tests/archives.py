@@ -6,8 +6,8 @@ write_tar(path, members)    writes one archive with the given members
 
 The members are the files that fairseq's examples/translation/prepare-{iwslt14,wmt14en2de,wmt14en2fr}.sh read, and some
 that they do not read. German and English come from the demo; "French" is English with the letters of every word
-reversed, so a model can learn it too. `pairs` is the number of training pairs of IWSLT, and of each WMT language pair
-over all its corpora.
+reversed, so a model can learn it too. `pairs` is the number of training pairs of IWSLT. Each WMT language pair has as
+many in all its corpora together.
 
 As in the real texts, some training pairs are odd: one side empty, both empty, 300 words, characters that some programs
 treat as line ends (U+2028, U+0085), control characters, all kinds of quotes, and |, <, &, which Moses escapes.

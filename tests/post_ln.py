@@ -90,7 +90,7 @@ def trained(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> tu
 
 
 class WrittenOut(nn.Module):
-    """A BERT whose output modules compute LN(x ⊙ ω + f(x)) by a forward written here.
+    """A BERT whose output modules have their own forward, which computes LN(x ⊙ ω + f(x)).
 
     ω are its own parameters, in the order of the sub-layers.
     """

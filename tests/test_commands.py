@@ -152,7 +152,7 @@ def test_a_folded_file_names_both_languages(
 
 
 def test_hydra_takes_an_option_of_a_model_that_its_file_names(corpus: Path, tmp_path: Path) -> None:
-    """Does hydra take a model option with a plus? If the file names the model, hydra has no schema of it."""
+    """Does hydra take `+model.OPTION=VALUE`? If the file names the model, hydra has no schema of its options."""
     done = hydra_train(
         corpus, tmp_path, "_name: transformer_admin_tiny, share_all_embeddings: true", override="+model.admin_init=log"
     )

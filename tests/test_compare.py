@@ -13,7 +13,7 @@ from recipes.compare.intervals import contrast, with_interval
 from recipes.compare.outcome import loss, mean_of_last, still_falling, verdict
 from recipes.compare.ranking import rankings, table
 from recipes.compare.rows import read_results, write_runs
-from recipes.figures import grid, protocol
+from recipes.figures import grid, omega_rules, protocol
 from recipes.figures.drawing import draw_accuracies, draw_curves, draw_rates
 from recipes.grid.front import make, of
 from recipes.grid.runs import last_change, unigram_entropy
@@ -237,6 +237,49 @@ def test_power_is_that_of_the_page():
     for deviation, page in ((0.017, [0.99, 0.77, 0.44, 1.00]), (0.030, [0.72, 0.33, 0.17, 0.69])):
         found = [protocol.power((deviation, deviation), bits)[0] for bits in (0.05, 0.03, 0.02)]
         assert [*found, protocol.power((deviation, deviation), 0)[1]] == pytest.approx(page, abs=0.011)
+
+
+def omega_rows(end, early=0.0, again=0.0):
+    """Rows of the first protocol, and of `constant` with other losses at the end and early, and of the bridge."""
+    old = protocol_rows(0.1)
+    for row in old:
+        late = dict.fromkeys((7250, 7500, 7750, 8000), row["bits"])
+        row["valid"] = {750: 4.0 + float(row["seed"]) / 100, 1000: 4.0, 1250: 4.0} | late
+    admin = [row for row in old if row["scheme"] == "admin"]
+    constant = [row | {"rule": "constant", "valid": dict(row["valid"])} for row in admin]
+    bridge = [row | {"rule": "reference", "valid": dict(row["valid"])} for row in admin[:2]]
+    for rows, shift in ((constant, end), (bridge, again)):
+        for row in rows:
+            row["valid"] = {at: bits + (early if at < 2000 else shift) for at, bits in row["valid"].items()}
+    return old, [*constant, *bridge]
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ((0.0,), ["up to 0.000 bits", "no difference shown"]),
+        ((-0.2,), ["up to 0.000 bits", "ahead: -0.200 (-0.2", "ahead: -0.300"]),
+        ((0.2, -0.3), ["up to 0.000 bits", "behind: +0.200", "behind: +0.100", "shown; updates 750 to 1,250: -0.300"]),
+        ((0.2, 0.3, 0.021), ["dropped", "behind: +0.200", "behind: +0.100", "no difference shown; updates 750"]),
+    ],
+)
+def test_the_claims_of_the_protocol_on_omega(rows, expected):
+    claims = [
+        line
+        for line in omega_rules.claims(*map(omega_rules.groups_of, omega_rows(*rows)))
+        if "60L-12L" not in line and (len(expected) > 3 or "Begins" not in line)
+    ]
+    assert len(claims) == len(expected)
+    assert all(text in line for text, line in zip(expected, claims)), claims
+
+
+def test_nothing_is_said_of_omega_before_all_runs_are_there():
+    old, new = map(omega_rules.groups_of, omega_rows(-0.2))
+    del new["18", "constant"]["9"]
+    missing = [line.endswith(omega_rules.MISSING) for line in omega_rules.claims(old, new)]
+    assert missing == [False, True, True]
+    (axes,) = omega_rules.draw({**new, **old}).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()][:3] == ["constant", "reference", "pre-ln"]
 
 
 # -- figures ---------------------------------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ class Computed:
 
 @pytest.mark.cuda
 def test_recorded_steps_train_as_computed_ones() -> None:
-    """Are weights those of computed steps, with dropout, several shapes, and two batches per update?
+    """Do recorded and computed steps give equal weights, with dropout, several shapes, and two batches per update?
 
     A step that a hook watches is computed, and so reaches the hook.
     """

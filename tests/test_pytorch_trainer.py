@@ -83,7 +83,7 @@ def test_folded_copies_logs_and_decay(tmp_path, caplog):
         stock = AutoModelForMaskedLM.from_pretrained(tmp_path / "checkpoint-8" / "folded").eval()
     assert not caplog.records
     batch = {"input_ids": ids(), "attention_mask": PADDED}
-    # The bound allows for float32, in which the fold rounds weights once more.
+    # The bound allows for the rounding of folded weights to float32.
     assert torch.allclose(output(stock, batch), output(run.model.eval(), batch), atol=1e-4)
     assert {path.name for path in (tmp_path / "checkpoint-3" / "folded").iterdir()} >= {
         "model.safetensors",
@@ -130,7 +130,7 @@ def test_under_accelerate():
     assert all(omega.std() > 0 for omega in admin.omegas(prepared).values())
     before = output(model.eval(), batch)
     stock = admin.fold(accelerator.unwrap_model(prepared), batch)
-    # The bound allows for float32, in which the fold rounds weights once more.
+    # The bound allows for the rounding of folded weights to float32.
     assert torch.allclose(output(stock, batch), before, atol=1e-4)
 
 

@@ -329,7 +329,7 @@ def test_another_models_files_of_equal_size_are_refused(
 def test_an_exported_folder_knows_its_files(
     ct2: Path, data: Path, text: Path, tmp_path: Path, refused: Callable
 ) -> None:
-    """Does an exported folder refuse other files than it was exported with, even if its checkpoint recorded none?"""
+    """Does an exported folder refuse files that differ from its own, even if its checkpoint recorded none?"""
     folder = shutil.copytree(ct2, tmp_path / "exported")
     for name, change in CHANGES.items():
         other = next_to(data, tmp_path)

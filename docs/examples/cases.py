@@ -29,7 +29,7 @@ LAYERS, LENGTH, BATCH, WORDS = 12, 16, 16, 32
 UPDATES = 300
 RATE = 1e-3
 METHODS = ["stock", "reference", "log", "constant", "pre-ln"]
-SEEDS, OTHER_SEEDS = [1, 2, 3], [4, 5, 6]
+SEEDS = [1, 2, 3]
 LEARNS = 0.9  # of the plateau's loss, at most
 FIELDS = "case method seed rule rate warm_up loss plateau advice commit seconds".split()
 
@@ -213,7 +213,8 @@ def run(name: str, method: str, seed: int, rows: list[dict[str, str]]) -> dict[s
             row |= {"rule": best.rule or "", "rate": best.rate, "warm_up": best.warm_up, "loss": f"{best.loss:.4f}"}
     else:
         if method == "advice":
-            (advice,) = [r for r in rows if r["case"] == name and r["method"] == "diagnose" and r["seed"] == "1"]
+            of_seed = str(seed - len(SEEDS))
+            (advice,) = [r for r in rows if (r["case"], r["method"], r["seed"]) == (name, "diagnose", of_seed)]
             row |= {key: advice[key] for key in ("rule", "rate", "warm_up")}
         elif method in ("reference", "log", "constant"):
             row["rule"] = method
@@ -228,14 +229,13 @@ def load(path: Path) -> list[dict[str, str]]:
 
 
 def run_all(path: Path) -> None:
-    """Make every run that has no row: each method with seed 1, what diagnose says, that with other seeds; the rest."""
+    """Make every run that has no row. The advice of seeds 1, 2 and 3 is tried with seeds 4, 5 and 6."""
     if not path.exists():
         path.write_text(",".join(FIELDS) + "\n")
     command = ["git", "-C", str(DOCS), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    plan = [(name, method, 1) for name in CASES for method in [*METHODS, "diagnose"]]
-    plan += [(name, "advice", seed) for name in CASES for seed in OTHER_SEEDS]
-    plan += [(name, method, seed) for seed in SEEDS[1:] for name in CASES for method in [*METHODS, "diagnose"]]
+    plan = [(name, method, seed) for seed in SEEDS for name in CASES for method in [*METHODS, "diagnose"]]
+    plan += [(name, "advice", seed + len(SEEDS)) for seed in SEEDS for name in CASES]
     for name, method, seed in plan:
         rows = load(path)
         if (name, method, str(seed)) in {(row["case"], row["method"], row["seed"]) for row in rows}:

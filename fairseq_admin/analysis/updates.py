@@ -42,7 +42,7 @@ def norms(tensors: Mapping[str, Tensor | None]) -> Norms:
     """Compute the norms of the weight matrices of layers, or of their gradients or changes.
 
     Args:
-        tensors: by the names of the weights.
+        tensors: one tensor by the name of each weight.
 
     Returns:
         By stack, kind and layer; a None among the tensors is left out.

@@ -59,7 +59,7 @@ def refuse_not_finite(name: str, key: str, tensor: Tensor) -> None:
 
 
 class _Undrawn(TorchFunctionMode):
-    """A block that draws no initial weights. (The meta device would have torch import its compiler: one second.)"""
+    """In this block no initial weights are drawn. (The meta device does the same, but takes a second to import.)"""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.__name__.endswith(("uniform_", "normal_")):

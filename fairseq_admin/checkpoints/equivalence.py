@@ -1,6 +1,6 @@
 """Compare the log-probabilities of two checkpoints on random and on real sentences.
 
-Translation and language models both have a decoder; its input shows which positions are padding.
+Translation models and language models have a decoder. The decoder's input shows which positions are padding.
 
 T time   B batch   V vocabulary
 """

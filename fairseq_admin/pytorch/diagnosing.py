@@ -2,8 +2,9 @@
 
 The plateau is the loss of a *blind* copy, in which every norm of a stack reads a constant: it learns how often each
 target occurs, and nothing else. The trials go by successive halving: every setting runs for n steps; the better half of
-each kind's rates runs for 2n, and the better half of those for 4n. Once a trial has left the plateau, only smaller
-changes than its setting are tried further. The result says which settings leave the plateau, not which one ends best.
+each kind's rates runs for 2n, and the better half of those for 4n. A trial that leaves the plateau may do so by chance,
+so its setting then gets the longest trial, on other batches and from other initial weights. If that leaves too, only
+smaller changes are tried further. The result says which settings leave the plateau, not which one ends best.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
@@ -43,21 +44,18 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 @dataclass(frozen=True)
 class Trial:
-    """The longest trial of a setting. The loss is the mean over the last quarter of the steps.
+    """The longest trial of a setting. The loss is the mean over the last quarter of its steps.
 
-    The status is *learns*, *fails* (diverged, or on the plateau after the longest trial) or *undecided in N steps*.
+    The status is *learns* (it left the plateau, and so did the repetition), *fails* (it diverged, or was on the plateau
+    after the longest trial) or *undecided in N steps*. After a repetition, the loss is the higher one.
     """
 
     rule: str | None
-    warms_up: bool
     rate: float
-    steps: int = 0
-    loss: float = math.inf
-    status: str = ""
-
-    @property
-    def warm_up(self) -> int:
-        return self.steps // 4 if self.warms_up else 0
+    warm_up: int
+    steps: int
+    loss: float
+    status: str
 
     def __str__(self) -> str:
         rule = self.rule or "as it is"
@@ -93,11 +91,13 @@ class Diagnosis:
 
 
 class Trainer:
-    """Trains copies of a model, all on the same batches and from the same random state."""
+    """Trains copies of a model from the same random state."""
+
+    step_done: Callable[[], object] = int
+    """Called after each step."""
 
     def __init__(self, model: nn.Module, batches: Iterable[Any], loss: Loss, optimizer: Callable) -> None:
         self.model, self.batches, self.loss, self.optimizer = model, batches, loss, optimizer
-        self.step_done: Callable[[], object] = int
         trial, calls = self.copy(), []
         trial.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True)
         with undisturbed(trial):
@@ -108,23 +108,36 @@ class Trainer:
         self.batch = {**by_name(model, args), **kwargs} if kwargs else args
         """The arguments that the loss gives to the model's forward for the first batch."""
 
-    def copy(self, rule: str | None = None) -> nn.Module:
-        """A copy of the model in training mode, attached by a rule."""
+    def copy(self, rule: str | None = None, redraw: bool = False) -> nn.Module:
+        """A copy of the model in training mode, attached by a rule.
+
+        redraw: permute the columns of each matrix, which gives other weights of the same initial distribution. Matrices
+        of one size get one permutation, so layers that start as copies stay copies.
+        """
         model = copy.deepcopy(self.model).train()
+        for weight in model.parameters() if redraw else ():
+            if weight.dim() > 1 and weight.requires_grad:
+                seeded = torch.Generator().manual_seed(weight.numel())
+                order = torch.randperm(weight.shape[1], generator=seeded).to(weight.device)
+                weight.data.copy_(weight.data[:, order])
         if rule:
             attach(model, self.batch, omega="log" if rule == "log" else "constant")
         if rule == "reference":
             profile(model, self.batch, rule=rule)
         return model
 
-    def train(self, model: nn.Module, rate: float, warm_up: int, steps: int) -> float:
-        """Train a copy. Returns the mean loss of the last quarter of the steps; infinity if it is not finite."""
+    def train(self, model: nn.Module, rate: float, warm_up: int, steps: int, skip: int = 0) -> float:
+        """Train a copy on the batches after the first `skip`.
+
+        Returns the mean loss of the last quarter of the steps; infinity if a loss is not finite.
+        """
         losses: list[float] = []
         devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
         with torch.random.fork_rng(list(devices)), torch.enable_grad():
             optimizer = self.optimizer(model.parameters(), rate)
             schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / max(1, warm_up)))
-            for batch in itertools.islice(itertools.chain.from_iterable(itertools.repeat(self.batches)), steps):
+            batches = itertools.chain.from_iterable(itertools.repeat(self.batches))
+            for batch in itertools.islice(batches, skip, skip + steps):
                 optimizer.zero_grad()
                 value = self.loss(model, batch)
                 losses.append(value.item())
@@ -134,16 +147,15 @@ class Trainer:
                 optimizer.step()
                 schedule.step()
                 self.step_done()
-        return mean(losses[-max(1, steps // 4) :])
+        return mean(losses[-(steps // 4) :])
 
     def blind(self) -> nn.Module:
-        """A copy in which the norm of every site reads one constant vector, at all positions of all batches."""
+        """A copy in which the norm of every site reads one fixed vector, at all positions of all batches."""
         model = self.copy("constant")
-        constants: dict[nn.Module, Tensor] = {}
 
         def hide(norm: nn.Module, args: tuple) -> tuple:
-            constant = constants.setdefault(norm, args[0].detach().flatten(0, -2).mean(0))
-            return constant.expand_as(args[0]), *args[1:]
+            ramp = torch.linspace(-1, 1, args[0].shape[-1]).to(args[0])
+            return ramp.expand_as(args[0]), *args[1:]
 
         for site in attached(model)[1].sites:
             site.norm.register_forward_pre_hook(hide)
@@ -214,36 +226,45 @@ def diagnose(
 
     if isinstance(batches, Iterator):
         raise AdminError("batches can be read only once; expected a list or a DataLoader, for every trial reads it.")
-    keep = [math.ceil(len(rates) / length) for length in LENGTHS]
-    parts = sum((len(KINDS) * count + 1) * length for count, length in zip(keep, LENGTHS)) + LENGTHS[-1]
+    counts = [math.ceil(len(rates) / length) for length in LENGTHS]
+    parts = sum((len(KINDS) * count + 1) * length for count, length in zip(counts, LENGTHS)) + 2 * LENGTHS[-1]
     unit = int(steps * SHARE - 2) // parts
     if unit < FEWEST:
         least = math.ceil((FEWEST * parts + 2) / SHARE)
         raise AdminError(f"steps={steps} leaves {unit} steps a trial; expected steps={least} or more, or fewer rates.")
-    trainer = Trainer(model, batches, loss, optimizer)
-    seen, seconds = look(trainer, rates[0])
-    most = unit * parts
-    print(f"diagnose: at most {most} steps of {seconds:.2g} s, {most * seconds / 60:.1f} minutes", file=sys.stderr)
-    trials = [Trial(*kind, rate) for rate in rates for kind in KINDS]
-    alive = list(range(len(trials)))
+    most, longest = unit * parts + 2, unit * LENGTHS[-1]
+    settings = [(*kind, rate) for rate in rates for kind in KINDS]
+    alive = list(range(len(settings)))
+    trials: dict[int, Trial] = {}
     with bar("trials", most, " steps", prefix="diagnose: ") as shown:
+        trainer = Trainer(model, batches, loss, optimizer)
         trainer.step_done = shown.update
-        plateau = trainer.train(trainer.blind(), max(rates), 0, unit * LENGTHS[-1])
+        seen, seconds = look(trainer, rates[0])
+        shown.write(f"diagnose: at most {most} steps of {seconds:.2g} s, {most * seconds / 60:.1f} minutes", sys.stderr)
+        plateau = trainer.train(trainer.blind(), max(rates), 0, longest)
         if plateau == math.inf:
             raise AdminError(f"at {max(rates):g} even a copy that reads nothing diverges; give lower rates.")
         leaves, stays = (plateau - share * abs(plateau) for share in (LEAVES, STAYS))
-        for count, length in zip(keep, LENGTHS):
-            by_loss = sorted(alive, key=lambda i: trials[i].loss)
-            best = [[i for i in by_loss if i % len(KINDS) == kind][:count] for kind in range(len(KINDS))]
-            alive = sorted({*alive[:1], *itertools.chain(*best)})  # the user's own setting always
+        for length, next_count in zip(LENGTHS, [*counts[1:], 0]):
             for i in alive:
-                trial = replace(trials[i], steps=unit * length)
-                value = trainer.train(trainer.copy(trial.rule), trial.rate, trial.warm_up, trial.steps)
-                fails = value == math.inf or (value > stays and length == LENGTHS[-1])
-                status = "learns" if value <= leaves else "fails" if fails else f"undecided in {trial.steps} steps"
-                trials[i] = replace(trial, loss=value, status=status)
+                rule, warms_up, rate = settings[i]
+                run = unit * length
+                if shown.n + run + longest > most:  # earlier repetitions have taken the steps
+                    break
+                first = last = trainer.train(trainer.copy(rule), rate, run // 4 * warms_up, run)
+                if first <= leaves:
+                    skip, run = run, longest
+                    last = trainer.train(trainer.copy(rule, redraw=True), rate, run // 4 * warms_up, run, skip)
+                fails = math.inf in (first, last) or (first > stays and run == longest)
+                status = "learns" if last <= leaves else "fails" if fails else f"undecided in {run} steps"
+                trials[i] = Trial(rule, rate, run // 4 * warms_up, run, max(first, last), status)
                 shown.write(str(trials[i]), file=sys.stderr)
-                if value <= leaves:
+                if status == "learns":
                     alive = [other for other in alive if other < i]
                     break
-    return Diagnosis([trial for trial in trials if trial.steps], plateau, seen)
+            # A setting whose repetition has failed does not go on; the user's own goes on otherwise.
+            go_on = [i for i in alive if i in trials and trials[i].steps < longest]
+            by_loss = sorted(go_on, key=lambda i: trials[i].loss)
+            best = [[i for i in by_loss if i % len(KINDS) == kind][:next_count] for kind in range(len(KINDS))]
+            alive = sorted({*go_on[:1], *itertools.chain(*best)})
+    return Diagnosis([trials[i] for i in sorted(trials)], plateau, seen)

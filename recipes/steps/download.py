@@ -94,7 +94,7 @@ def fetch(archive: Archive, part: Path) -> None:
             except (requests.RequestException, HTTPError) as error:
                 reasons[url] = str(error)
             except ValueError as error:
-                part.unlink()  # its beginning may come from another address, or from an older file
+                part.unlink()  # the part may begin with bytes of another address or of an older file
                 reasons[url] = str(error)
             log.info("%s: %s", archive.name, reasons[url])
     if not (have := kept(part, archive)):

@@ -1,8 +1,9 @@
 """The golden tables of the methods in the authors' code (see omega.py).
 
 laws.tsv has the mean, standard deviation and distribution of every kind of parameter, for each method that their code
-trains, over the layers of a 3L-2L model of width 32 and over 100 seeds. Names are today's, with a star for the layer;
-their rezero_weight is our branch_scale. rivals.py describes logits.json and gradients.json.
+trains, over the layers of a 3L-2L model of width 32 and over 100 seeds. Parameters have the names of today's fairseq,
+with a star for the layer; the authors' rezero_weight is our branch_scale. rivals.py describes logits.json and
+gradients.json.
 """
 
 from __future__ import annotations

@@ -1,0 +1,106 @@
+"""The claims of docs/protocol-omega.md, from the rows of the first protocol's runs and of its own.
+
+    python -m recipes.figures.omega_rules docs/rows/protocol.csv docs/rows/protocol-omega.csv -o protocol-omega.png
+
+This prints the bridge and each comparison whose runs are complete, and draws every run. Pilot runs do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from matplotlib.figure import Figure
+
+from fairseq_admin.analysis.figure import COLOURS
+from recipes.compare.intervals import NOT_SHOWN, Interval, contrast, judged
+from recipes.compare.outcome import loss
+from recipes.compare.rows import Row, read_results, sizes
+from recipes.figures.drawing import BITS, draw_runs, loss_axes, save, subplots
+from recipes.steps.common import run
+
+SEEDS = {"18": tuple("456789"), "60-12": tuple("456")}
+"""The seeds at each depth."""
+METHODS = ("constant", "reference", "pre-ln")
+EARLY = (750, 1000, 1250)
+BRIDGE = 0.02
+"""Runs of the first protocol count if the same runs at the new commit differ by at most this many bits."""
+MISSING = "not all of its runs are there"
+Groups = dict[tuple[str, str], dict[str, Row]]
+"""Runs by depth and method, then by seed."""
+
+
+def groups_of(rows: Sequence[Row]) -> Groups:
+    groups: Groups = {}
+    for row in rows:
+        method = row.get("rule") or {"admin": "reference"}.get(row["scheme"], row["scheme"])
+        if method in METHODS and row["seed"] in SEEDS.get(row["layers"], ()):
+            groups.setdefault((row["layers"], method), {})[row["seed"]] = row
+    return groups
+
+
+def early_loss(row: Row) -> float:
+    """The mean of the validations at EARLY."""
+    return fmean(row["valid"][update] for update in EARLY)
+
+
+def difference(groups: Groups, layers: str, method: str, measure: Callable[[Row], float] = loss) -> Interval | None:
+    """`constant` minus another method (Welch's interval); None if a run is missing."""
+    both = [groups.get((layers, name), {}) for name in ("constant", method)]
+    if any(len(runs) < len(SEEDS[layers]) for runs in both):
+        return None
+    return contrast([(weight, list(map(measure, runs.values()))) for weight, runs in zip((1, -1), both)])
+
+
+def claims(old: Groups, new: Groups) -> Iterator[str]:
+    """A line for the bridge, and for each comparison in the protocol's order, up to the first that is not shown."""
+    again = new.get(("18", "reference"), {})
+    apart = [abs(loss(row) - loss(old["18", "reference"][seed])) for seed, row in again.items()]
+    bridge = f"up to {max(apart):.3f} bits" if len(apart) == 2 else MISSING
+    yield f"Bridge: {bridge}{'; the comparison at 18L-18L is dropped' if max(apart, default=0) > BRIDGE else ''}"
+    for layers in SEEDS:
+        groups = {**new, **old} if layers == "18" else new
+        for method in METHODS[1:]:
+            interval = difference(groups, layers, method)
+            verdict = f"{judged(interval, True)}: {interval:+.3f} bits" if interval else MISSING
+            yield f"constant - {method} at {sizes(layers)}: {verdict}"
+            if verdict.startswith((NOT_SHOWN, MISSING)):
+                break
+    early, end = (difference({**new, **old}, "18", "reference", measure) for measure in (early_loss, loss))
+    if early and end:
+        verdict = "shown" if early.high < 0 < end.low else NOT_SHOWN
+        yield f"Begins ahead, ends behind: {verdict}; updates 750 to 1,250: {early:+.3f} bits"
+
+
+def draw(groups: Groups) -> Figure:
+    """The losses of every run, in a panel for each depth."""
+    depths = [layers for layers in SEEDS if any(at == layers for at, _ in groups)]
+    figure, ((*panels,),) = subplots(1, len(depths), (4.2 * len(depths) + 2.6, 4.6))
+    rows = [row for runs in groups.values() for row in runs.values()]
+    for (layers, method), runs in groups.items():
+        colour = COLOURS[METHODS.index(method)]
+        draw_runs(panels[depths.index(layers)], [*runs.values()], method, color=colour)
+    loss_axes(panels, [bits for row in rows for bits in row["valid"].values()], rows[0]["entropy"])
+    for axes, layers in zip(panels, depths):
+        axes.set(title=f"{sizes(layers)} (thin: seeds, thick: mean)", xlabel="updates")
+        axes.legend(frameon=False, fontsize="small")
+    panels[0].set_ylabel(BITS)
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("old", type=Path, help="rows of the first protocol")
+    parser.add_argument("new", type=Path, help="rows of this protocol")
+    parser.add_argument("-o", "--figure", type=Path)
+    args = parser.parse_args()
+    old, new = (groups_of(read_results([path])) for path in (args.old, args.new))
+    print("\n".join(claims(old, new)))
+    if args.figure:
+        save(draw({**new, **old}), args.figure)
+
+
+if __name__ == "__main__":
+    run(main)
