@@ -40,6 +40,14 @@ def kind(read=Layer.read, forward=Layer.forward, **others):
     return type("Kind", (Layer,), {"read": read, "forward": forward, "others": others})
 
 
+def after_the_sum(self, x):
+    """A layer's forward. It writes the shortcut itself, and another module reads the shortcut once more at the end."""
+    shortcut = self.first(x)
+    result = Layer.forward(self, shortcut)
+    self.other(shortcut)
+    return result
+
+
 def parameter(*shape):
     return lambda: nn.Parameter(torch.randn(*shape) / 3)
 
@@ -134,9 +142,7 @@ FOLDED = {
     "a weight that starts at 0": kind(norm=lambda: LN(0.0, lambda weight: 1 + weight)),
     "odd norms": kind(lambda self, x: self.fc1(x) + self.odd(X)[0] + self.odd(torch.arange(8)), odd=OddNorm),
     "flat, as in OPT": kind(forward=lambda self, x: self.norm((x.reshape(-1, 8) + self.fc1(x.view(-1, 8))).view_as(x))),
-    "after the sum": kind(
-        forward=lambda self, x: (Layer.forward(self, x), self.other(x))[0], other=lambda: nn.Linear(8, 8)
-    ),
+    "after the sum": kind(forward=after_the_sum, first=lambda: nn.LayerNorm(8), other=lambda: nn.Linear(8, 8)),
     "a factor of 1": kind(forward=lambda self, x: self.norm(self.fc2(self.fc1(x)) + 1.0 * x)),
     "twice": kind(lambda self, x: self.fc1(x) * self.fc1(x)),
     "dropout, cast": kind(lambda self, x: self.fc1(functional.dropout(x.type_as(self.fc1.bias), 0.1, False))),
