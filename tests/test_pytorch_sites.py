@@ -246,6 +246,10 @@ NO_SITE = {
     "a norm before the sum, as in Swin v2": (kind(forward=lambda self, x: x + self.norm(self.fc1(x))), NO_SHORTCUT),
     "DeepNorm": (kind(forward=lambda self, x: self.norm(1.5 * x + self.fc1(x))), FACTOR),
     "DeepNorm, the branch first": (kind(forward=lambda self, x: self.norm(self.fc1(x) + 1.5 * x)), FACTOR),
+    "a shortcut that only training changes": (
+        kind(forward=lambda self, x: self.norm(self.locked(x) + self.fc1(x)), locked=lambda: Locked()),
+        f"{NORMS} reads a sum of which no term depends on the other",
+    ),
     "alpha": (kind(forward=lambda self, x: self.norm(torch.add(self.fc1(x), x, alpha=2.0))), FACTOR),
     "a function": (
         kind(forward=lambda self, x: functional.layer_norm(x + self.fc1(x), (8,), self.fc1.bias)),
@@ -296,10 +300,11 @@ class Pooled(Layer):
 
 
 @pytest.mark.parametrize("place, still", [("before", 0), ("layers.1", 1)])
-def test_a_shortcut_that_no_norm_wrote_whole_keeps_omega_1(place, still):
+def test_a_shortcut_that_no_norm_wrote_whole_keeps_omega_1(place, still, caplog):
     model = Stack(Layer)
     model.set_submodule(place, nn.Identity() if place == "before" else Pooled())
     admin.attach(model.double(), 3 * X)
+    assert ("layers.1.norm keeps omega 1: no norm wrote its shortcut" in caplog.text) == (place == "layers.1")
     learned = [f"layers.{i}.norm.omega_delta" for i in range(3) if i != still]
     assert [key for key in model.state_dict() if "delta" in key] == learned
     omega = list(admin.profile(model, 3 * X).values())
