@@ -40,6 +40,14 @@ def kind(read=Layer.read, forward=Layer.forward, **others):
     return type("Kind", (Layer,), {"read": read, "forward": forward, "others": others})
 
 
+def after_the_sum(self, x):
+    """A layer's forward. It writes the shortcut itself, and another module reads the shortcut once more at the end."""
+    shortcut = self.first(x)
+    result = Layer.forward(self, shortcut)
+    self.other(shortcut)
+    return result
+
+
 def parameter(*shape):
     return lambda: nn.Parameter(torch.randn(*shape) / 3)
 
@@ -133,18 +141,14 @@ FOLDED = {
     "a custom norm": kind(norm=lambda: LN(1.0, lambda weight: weight)),
     "a weight that starts at 0": kind(norm=lambda: LN(0.0, lambda weight: 1 + weight)),
     "odd norms": kind(lambda self, x: self.fc1(x) + self.odd(X)[0] + self.odd(torch.arange(8)), odd=OddNorm),
-    "flat, as in OPT": kind(forward=lambda self, x: self.norm((x.view(-1, 8) + self.fc1(x.view(-1, 8))).view(x.shape))),
-    "after the sum": kind(
-        forward=lambda self, x: (Layer.forward(self, x), self.other(x))[0], other=lambda: nn.Linear(8, 8)
-    ),
+    "flat, as in OPT": kind(forward=lambda self, x: self.norm((x.reshape(-1, 8) + self.fc1(x.view(-1, 8))).view_as(x))),
+    "after the sum": kind(forward=after_the_sum, first=lambda: nn.LayerNorm(8), other=lambda: nn.Linear(8, 8)),
     "a factor of 1": kind(forward=lambda self, x: self.norm(self.fc2(self.fc1(x)) + 1.0 * x)),
     "twice": kind(lambda self, x: self.fc1(x) * self.fc1(x)),
     "dropout, cast": kind(lambda self, x: self.fc1(functional.dropout(x.type_as(self.fc1.bias), 0.1, False))),
     "a part": kind(lambda self, x: self.fc1(x[:, :1]).expand_as(x)),
     "mask": kind(lambda self, x: self.fc1(x * torch.ones(2, 5, 1).double())),
-    "filled": kind(lambda self, x: self.fc1(x.masked_fill(torch.arange(5).view(5, 1) > 3, 0.0))),
     "addmm": kind(lambda self, x: self.b.addmm(x.view(-1, 8), self.w).view(x.shape), b=parameter(8), w=parameter(8, 8)),
-    "einsum": kind(lambda self, x: torch.einsum("btc,cd->btd", x, self.w), w=parameter(8, 8)),
     "of two positions": kind(lambda self, x: self.fc1(x + x.roll(1, 1))),
     "gate": kind(lambda self, x: self.fc1(x * self.gate(x).sigmoid()), gate=lambda: nn.Linear(8, 8)),
     "depthwise": kind(
@@ -194,7 +198,7 @@ REFUSED = {
         r"layers\.0\.norm has a shortcut that is also read by conv1d in layers\.0\.conv",
     ),
     "heads": (kind(lambda self, x: self.w(x.view(2, 5, 2, 4)).view(x.shape), w=lambda: nn.Linear(4, 4)), "by view"),
-    "shared": (kind(lambda self, x: self.fc1(x) + self.fc1(torch.ones_like(x))), "fc1.weight reads, with some"),
+    "shared": (kind(lambda self, x: self.fc1(x) + self.fc1(torch.ones_like(x))), "into layers.0.fc1.weight, which is"),
     "unseen": (
         kind(lambda self, x: torch.from_numpy(self.fc1(x).detach().numpy())),
         r"layers\.0\.norm reads what the trace cannot see",
@@ -225,6 +229,11 @@ def test_another_call_of_the_norm_is_no_source_of_its_shortcut(caplog):
     assert list(admin.omegas(model)) == ["layers.1.norm", "layers.2.norm"]
 
 
+def test_a_model_whose_sites_are_all_skipped_is_refused():
+    with pytest.raises(ValueError, match=r"^Stack: no site, .* layers\.0\.norm .* also read by conv1d"):
+        admin.attach(Stack(REFUSED["groups"][0]).double(), X, unfoldable="skip")
+
+
 NORMS = "layers.0.norm, layers.1.norm, layers.2.norm"
 FACTOR = f"{NORMS} reads a sum with a factor at the shortcut, as DeepNorm's"
 WEIGHTLESS = "calls layer_norm without a weight of its own for each channel"
@@ -236,6 +245,11 @@ NO_SITE = {
     ),
     "a norm before the sum, as in Swin v2": (kind(forward=lambda self, x: x + self.norm(self.fc1(x))), NO_SHORTCUT),
     "DeepNorm": (kind(forward=lambda self, x: self.norm(1.5 * x + self.fc1(x))), FACTOR),
+    "DeepNorm, the branch first": (kind(forward=lambda self, x: self.norm(self.fc1(x) + 1.5 * x)), FACTOR),
+    "a shortcut that only training changes": (
+        kind(forward=lambda self, x: self.norm(self.locked(x) + self.fc1(x)), locked=lambda: Locked()),
+        f"{NORMS} reads a sum of which no term depends on the other",
+    ),
     "alpha": (kind(forward=lambda self, x: self.norm(torch.add(self.fc1(x), x, alpha=2.0))), FACTOR),
     "a function": (
         kind(forward=lambda self, x: functional.layer_norm(x + self.fc1(x), (8,), self.fc1.bias)),
@@ -265,7 +279,7 @@ def test_the_log_says_what_is_attached_and_what_is_off(caplog):
     attached, off = [record.message for record in caplog.records]
     assert "to 1 sites, omega='constant': stack of layers.0.norm 1 sub-layers, omega 1.000 to 1.000" in attached
     alone = "layers.0.norm is alone in its stack, so omega is 1"
-    assert off == f"Admin is off: {alone}; layers.1.norm {WEIGHTLESS}"
+    assert off == f"Admin is off: layers.1.norm {WEIGHTLESS}; {alone}"
 
 
 def test_a_model_in_half_precision_is_followed():
@@ -286,10 +300,11 @@ class Pooled(Layer):
 
 
 @pytest.mark.parametrize("place, still", [("before", 0), ("layers.1", 1)])
-def test_a_shortcut_that_no_norm_wrote_whole_keeps_omega_1(place, still):
+def test_a_shortcut_that_no_norm_wrote_whole_keeps_omega_1(place, still, caplog):
     model = Stack(Layer)
     model.set_submodule(place, nn.Identity() if place == "before" else Pooled())
     admin.attach(model.double(), 3 * X)
+    assert ("layers.1.norm keeps omega 1: no norm wrote its shortcut" in caplog.text) == (place == "layers.1")
     learned = [f"layers.{i}.norm.omega_delta" for i in range(3) if i != still]
     assert [key for key in model.state_dict() if "delta" in key] == learned
     omega = list(admin.profile(model, 3 * X).values())
@@ -385,7 +400,7 @@ def test_in_training_omega_scales_the_shortcut_alone(layer, branch):
 def test_norms_of_one_weight_are_refused():
     model = Stack(Layer).double()
     model.layers[1].norm.weight = model.layers[0].norm.weight
-    with pytest.raises(ValueError, match=r"from layers\.0\.norm, whose parameters are used 2 times in a forward"):
+    with pytest.raises(ValueError, match=r"layers\.1\.norm would be folded into layers\.0\.norm\.weight, which is"):
         admin.attach(model, X)
 
 
@@ -393,7 +408,7 @@ def test_two_models_in_one_are_told_apart():
     model = nn.ModuleDict({name: Stack(Layer).double() for name in "ab"})
     for part in model.values():
         admin.attach(part, X)
-    with pytest.raises(ValueError, match="a and b of ModuleDict are attached, each for itself"):
+    with pytest.raises(ValueError, match="ModuleDict holds 2 attached models; give one of them"):
         admin.omegas(model)
     assert admin.fold(model["a"], X) and len(admin.omegas(model)) == 3
 
@@ -489,14 +504,34 @@ class Words(nn.Module):
 
 WORD_IDS = torch.randint(20, (6, 5), generator=torch.Generator().manual_seed(1))
 PADDING = torch.arange(5) >= torch.tensor([5, 4, 3, 5, 5, 2]).unsqueeze(1)
-FIVE = torch.randn(5, 5, 8, generator=torch.Generator().manual_seed(3))
 
 
-class Masked(Stack):
-    """Has a `mask` argument, but not torch's attention, whose mask is positions by positions."""
+def test_padding_that_is_counted_is_said(caplog):
+    """If padding is counted, the log says so once per mask, as for wav2vec 2.0, whose mask covers audio samples."""
+    model = Stack(Layer).double()
+    model.forward = lambda x, attention_mask=None: Stack.forward(model, x)
+    admin.attach(model, (X, torch.ones(2, 50)))
+    admin.profile(model, (X, torch.ones(2, 50)))
+    assert "padding is counted: attention_mask has shape (2, 50), expected (2, 5) as in the layers" in caplog.text
 
-    def forward(self, x, mask):
-        return super().forward(x * mask.unsqueeze(2))
+
+def test_padding_in_a_mapping_of_a_mapping_is_counted_and_that_is_said(caplog):
+    model = Stack(Layer).double()
+    model.forward = lambda batch: Stack.forward(model, batch["x"])
+    admin.attach(model, ({"x": X},))
+    admin.profile(model, ({"x": X},))
+    assert "Admin: padding is counted: none of batch is a tensor" in caplog.text
+
+
+def test_out_of_memory_asks_for_a_smaller_batch():
+    model = admin.attach(Stack(Layer).double(), X)
+
+    def scarce(layer, args):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    model.layers[1].register_forward_pre_hook(scarce)
+    with pytest.raises(ValueError, match="^memory ran out while profiling; give a smaller batch"):
+        admin.profile(model, X)
 
 
 class Positional(Stack):
@@ -506,36 +541,10 @@ class Positional(Stack):
         return super().forward(*inputs)
 
 
-@pytest.mark.parametrize(
-    "make, batch",
-    [
-        (Words, (WORD_IDS, PADDING)),
-        (lambda: Masked(Layer), (FIVE, torch.ones(5, 5))),
-        (lambda: Positional(Layer), (FIVE,)),
-    ],
-)
-def test_a_batch_is_cut_to_its_first_sentences(make, batch):
-    model = admin.attach(make(), batch)
-    cut = admin.profile(model, batch, tokens=10)
-    assert cut == admin.profile(model, tuple(tensor[:2] for tensor in batch)) != admin.profile(model, batch)
-    admin.fold(model, batch)
-
-
-def test_padding_that_is_counted_is_said(caplog):
-    """If padding is counted, the log says so once per mask, as for wav2vec 2.0, whose mask covers audio samples."""
-    model = Stack(Layer).double()
-    model.forward = lambda x, attention_mask=None: Stack.forward(model, x)
-    admin.attach(model, (X, torch.ones(2, 50)))
-    admin.profile(model, (X, torch.ones(2, 50)))
-    assert "padding is counted: attention_mask has shape (2, 50), what runs through the layers (2, 5, 8)" in caplog.text
-
-
-def test_a_batch_in_one_argument_is_counted_whole_and_that_is_said(caplog):
-    model = Stack(Layer).double()
-    model.forward = lambda batch: Stack.forward(model, batch["x"])
-    admin.attach(model, ({"x": X},))
-    assert admin.profile(model, ({"x": X},), tokens=5) == admin.profile(model, ({"x": X},))
-    assert "Admin: padding and all sentences are counted: none of batch is a tensor" in caplog.text
+def test_positional_arguments_need_no_name():
+    model = admin.attach(Positional(Layer).double(), (X,))
+    assert len(admin.profile(model, (X,))) == 3
+    admin.fold(model, (X,))
 
 
 class Tokens(Words):

@@ -81,7 +81,7 @@ def test_replicas_that_run_at_once_have_their_own_shortcuts():
     site.set_omega(3)
     replicas = [(site.norm, torch.ones(2, 16)), (copy.deepcopy(site.norm).to("meta"), torch.ones(2, 16, device="meta"))]
     for _, x in replicas:
-        site.capture(1, "", site.norm, (x,) * 2, {})
+        site.capture(["x"], "x", site.norm, (x,), {})
     (total, *_), (other, *_) = (site.scale(norm, (x,)) for norm, x in replicas)
     assert total.eq(3).all() and other.is_meta and not site.shortcuts
 

@@ -112,12 +112,24 @@ def profile(model: BaseFairseqModel, words: Mapping[str, Tensor], rule: str, tok
     norms = {side: shortcut_norms(stacks[side]) for side in words}
     labels = {"encoder": "source", "decoder": "target"} if len(words) > 1 else dict.fromkeys(words, "")
 
-    def attempt(sentences: int) -> Tensor:
-        return measure(model, {side: batch[:sentences] for side, batch in words.items()}, rule)
-
     sizes = [batch.shape for batch in words.values()]
-    fitting = min(sizes[0][0], max(1, tokens // max(longest for _, longest in sizes)))
-    _, sentences, summary = profile_stacks(norms, attempt, fitting, from_first_rank)
+    sentences = min(sizes[0][0], max(1, tokens // max(longest for _, longest in sizes)))
+
+    def measure_what_fits() -> Tensor:
+        """Measure the first sentences, half as many whenever memory runs out."""
+        nonlocal sentences
+        while True:
+            try:
+                return measure(model, {side: batch[:sentences] for side, batch in words.items()}, rule)
+            except RuntimeError as error:
+                if "out of memory" not in str(error) or sentences == 1:
+                    raise
+            sentences //= 2
+            logger.warning("Admin: out of memory while profiling; trying again with %d sentences", sentences)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    _, summary = profile_stacks(norms, measure_what_fits, from_first_rank)
     counts = {labels[side]: int(words[side][:sentences].ne(stacks[side].padding_idx).sum()) for side in words}
     logger.info(
         "Admin: profiled by rule %s on %s tokens in %.2f s: %s",

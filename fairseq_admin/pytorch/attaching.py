@@ -31,7 +31,7 @@ from .batch import arguments, call, one_batch
 from .channel_flow import tensors
 from .folding import divisible, largest_difference, whole
 from .omega import omega_from_depth, omega_range
-from .sites import GOES_ON, UNRELATED, Site, find_sites, grouped
+from .sites import GOES_ON, UNRELATED, Site, depth, find_sites, grouped
 from .trace import Trace, undisturbed
 
 logger = logging.getLogger(__name__)
@@ -44,8 +44,6 @@ EXPECTED = (GOES_ON, UNRELATED)
 WRAPPER = re.compile(r"(_orig_mod|_checkpoint_wrapped_module)\.")
 WRAPPED = ("_orig_mod", "device_ids", "unshard", "_fsdp_wrapped_module")
 """Attributes of modules under torch.compile, DDP, DataParallel or FSDP."""
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
-"""Largest difference of outputs that a fold may make, as a share of the largest output, or of 1 if that is more."""
 
 
 @dataclass
@@ -54,8 +52,8 @@ class Attached:
 
     stacks: list[list[Site]]
     """The sites of each stack, in forward order."""
-    reasons: dict[str, str]
-    """The norms that read a sum and are no sites, and why."""
+    off: dict[str, str]
+    """The norms that read a sum and have no ω, or one that stays 1, and why."""
     layout: dict[str, str] = field(default_factory=dict)
     """The first name of each parameter, by each of its names."""
     undo: list[Callable[[], object]] = field(default_factory=list)
@@ -64,23 +62,11 @@ class Attached:
     def sites(self) -> list[Site]:
         return [site for stack in self.stacks for site in stack]
 
-    @property
-    def off(self) -> dict[str, str]:
-        """The norms that read a sum and have no ω, or one that stays 1, and why."""
-        alone = {stack[0].name: "is alone in its stack, so omega is 1" for stack in self.stacks if depth(stack) == 1}
-        later = [site.name for stack in self.stacks for site in stack[1:] if not site.learned]
-        return alone | dict.fromkeys(later, "keeps omega 1: no norm wrote its shortcut as it is") | self.reasons
-
     def forget(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         """Drop shortcuts that a failed forward left (out of memory): a hook of the model."""
         for device in {tensor.device for tensor in tensors([args, kwargs])}:
             for site in self.sites:
                 site.shortcuts.pop(device, None)
-
-
-def depth(stack: list[Site]) -> int:
-    """The number of sub-layers of a stack that run in a forward."""
-    return sum(site.calls for site in stack)
 
 
 def attached(model: nn.Module) -> tuple[nn.Module, Attached]:
@@ -89,13 +75,13 @@ def attached(model: nn.Module) -> tuple[nn.Module, Attached]:
     Raises:
         AdminError: no model is attached, or several models inside are attached one by one.
     """
-    roots = {name: module for name, module in model.named_modules() if ATTACHED in vars(module)}
+    # A wrapper may share the attributes of the module inside.
+    roots = {id(vars(module)[ATTACHED]): module for module in model.modules() if ATTACHED in vars(module)}
     if not roots:
         raise AdminError(f"{type(model).__name__} is not attached; call attach(model, batch) first.")
-    root = next(iter(roots.values()))
-    # A compiled module shares the attributes of the one inside.
-    if any(vars(other)[ATTACHED] is not vars(root)[ATTACHED] for other in roots.values()):
-        raise AdminError(f"{' and '.join(roots)} of {type(model).__name__} are attached, each for itself: give one.")
+    if len(roots) > 1:
+        raise AdminError(f"{type(model).__name__} holds {len(roots)} attached models; give one of them.")
+    (root,) = roots.values()
     return root, vars(root)[ATTACHED]
 
 
@@ -126,17 +112,15 @@ def forget_compiled() -> None:
         torch.compiler.reset()
 
 
-def watch_first_step(model: nn.Module) -> None:
+def watch_first_step(model: nn.Module, sites: list[Site]) -> None:
     """Warn at the first step of an optimizer that has parameters of the norms, but not their ω."""
-    reference, waiting = weakref.ref(model), [True]
+    norms = weakref.WeakSet(site.norm for site in sites)
 
     def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        attachment = vars(reference()).get(ATTACHED)
-        sites = attachment.sites if attachment and waiting else []
-        named = [item for site in sites for item in site.norm.named_parameters()]
+        named = [item for norm in norms if hasattr(norm, "omega_init") for item in norm.named_parameters()]
         if keys := {key for key, parameter in named if id(parameter) in stepped}:
-            waiting.clear()
+            norms.clear()
             if keys.isdisjoint(OMEGA):
                 logger.warning("Admin: this optimizer does not move omega: it was made before attach. Make it after.")
 
@@ -227,7 +211,7 @@ def attach(
     vars(model)[ATTACHED] = attachment
     attachment.layout = layout(model)
     forget_compiled()
-    watch_first_step(model)
+    watch_first_step(model, attachment.sites)
     report(model, omega)
     return model
 
@@ -330,7 +314,8 @@ def compare(root: nn.Module, stock: nn.Module, batch: Any, sites: list[Site]) ->
             f"{type(root).__name__} gives a {type(graph.result).__name__}, in which no tensor is found to compare. "
             "Call fold(model) without a batch, and compare what it gives before and after."
         )
-    allowed = max(TOLERANCE.get(dtype, torch.finfo(dtype).eps ** 0.5) for dtype in graph.types)  # autocast has several
+    # A share of the largest output, or of 1 if that is more. Under autocast the model computes in several types.
+    allowed = max(torch.finfo(dtype).eps for dtype in graph.types) ** 0.5
     for old, new in pairs:
         moved = ~torch.isclose(old, new, rtol=0, atol=0, equal_nan=True)  # leaves out what a mask has put there
         old, new = old[moved], new[moved]

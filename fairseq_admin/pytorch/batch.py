@@ -38,11 +38,16 @@ def call(model: nn.Module, batch: Any) -> Any:
     return model(*args, **kwargs)
 
 
+def argument_names(module: nn.Module) -> list[str]:
+    """The names of the positional arguments of a module's forward."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
 def by_name(model: nn.Module, batch: Any) -> dict[str, Any]:
     """The arguments of a batch, in order, by their names in the model's forward, or by position if without a name."""
     args, kwargs = arguments(batch)
-    parameters = inspect.signature(model.forward).parameters.values()
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    names = argument_names(model)
     names += [f"argument {position}" for position in range(len(names), len(args))]
     return {**dict(zip(names, args)), **kwargs}
 

@@ -14,8 +14,9 @@ signs, which rounding does not change. The results are compared bit by bit:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, combinations, product
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ NORM, PARAMETER, ARGUMENT = "norm", "parameter", "argument"
 HELD, UNSEEN = "held by a module", "unseen"
 """Origins of a value that no torch function made. UNSEEN: numpy or a custom autograd function made it."""
 clock = itertools.count()
-"""Numbers values and handovers in the order in which they happen."""
+"""Numbers values in the order in which they are made."""
 
 
 class Scaling(NamedTuple):
@@ -61,9 +62,8 @@ class Handover(NamedTuple):
     """A module that was given a tensor, or returned it."""
 
     call: Call
-    argument: int | str | None
-    """Position or keyword. None: the module returned the tensor."""
-    time: int
+    argument: str
+    """The name of the argument. "": the module returned the tensor."""
 
 
 @dataclass(eq=False)
@@ -85,25 +85,23 @@ class Value:
     handovers: list[Handover] = field(default_factory=list)
     channels: dict[Value, int] = field(default_factory=dict)
     """The norms whose channels it has, each with the axis, from the end. Scaling them scales this value."""
-    written: dict[str, Scaling] = field(default_factory=dict)
-    """For NORM: how the norm's parameters scale its channels, by name."""
+    written: list[tuple[Scaling, Value]] = field(default_factory=list)
+    """For NORM: how its channels are scaled, and by which parameter."""
     readings: list[tuple[Scaling | None, Value]] = field(default_factory=list)
     """For NORM: how its channels are read, and by which parameter; or None, and a call that cannot undo a scale."""
 
     def ancestors(self) -> set[Value]:
         """This value and all values from which it was computed."""
-        known, new = set(), [self]
+        known, new = set(), {self}
         while new:
-            value = new.pop()
-            if value not in known:
-                known.add(value)
-                new += value.reads
+            known |= new
+            new = {read for value in new for read in value.reads} - known
         return known
 
 
 def tensors(values: Any) -> list[Tensor]:
-    """The tensors in nested lists, tuples and dictionaries."""
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+    """The tensors in nested lists, tuples and dictionaries, each once."""
+    return list({id(leaf): leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)}.values())
 
 
 def random_like(tensor: Tensor) -> Tensor:
@@ -155,66 +153,68 @@ def candidates(shape: torch.Size, channels: int) -> Iterator[Scaling]:
             yield Scaling(1, slice(start, end))
 
 
-def propagate_scale(norm: Value, call: tuple[Any, Any, Any], inputs: dict[int, Value], made: list[Value]) -> None:
+def trial(function: Any, args: Any, kwargs: Any) -> Callable[..., list[Tensor]]:
+    """A function that repeats a call with random numbers in place of all floats, and returns its results.
+
+    Its arguments are changes to these numbers: the id of a tensor of the call, a `Scaling`, and a factor.
+    """
+    drawn = {id(t): random_like(t) if t.is_floating_point() else t for t in tensors([args, kwargs])}
+
+    def outputs(*changes: tuple[int, Scaling, Tensor]) -> list[Tensor]:
+        numbers = drawn | {key: scaling.scaled(drawn[key], by).to(drawn[key].dtype) for key, scaling, by in changes}
+        return run(function, *tree_map_only(Tensor, lambda t: numbers[id(t)].clone(), (args, kwargs)))[1]
+
+    return outputs
+
+
+def propagate_scale(
+    norm: Value, outputs: Callable[..., list[Tensor]], inputs: list[tuple[Tensor, Value]], made: list[Value]
+) -> None:
     """Record where a norm's channels are in the result of a call, or how the call reads them.
 
     Args:
         norm: the norm.
-        call: the function, its positional and its keyword arguments.
-        inputs: the values of the call's tensors, by the tensor's id.
+        outputs: the `trial` of the call.
+        inputs: the tensors that the call reads, and their values.
         made: the values that the call made.
     """
-    function, *arguments = call
-    drawn = {id(t): random_like(t) if t.is_floating_point() else t for t in tensors(arguments)}
-    axes = {key: value.channels[norm] for key, value in inputs.items() if norm in value.channels}
-    factor = random_scale({drawn[key].size(axis) for key, axis in axes.items()}.pop())
-    channels = [(key, Scaling(axis), factor) for key, axis in axes.items()]
-
-    def outputs(*changes: tuple[int, Scaling, Tensor]) -> list[Tensor]:
-        numbers = drawn | {key: scaling.scaled(drawn[key], by).to(drawn[key].dtype) for key, scaling, by in changes}
-        return run(function, *tree_map_only(Tensor, lambda t: numbers[id(t)].clone(), arguments))[1]
-
+    axes = [(tensor, value.channels[norm]) for tensor, value in inputs if norm in value.channels]
+    factor = random_scale({tensor.size(axis) for tensor, axis in axes}.pop())
+    channels = [(id(tensor), Scaling(axis), factor) for tensor, axis in axes]
     before = outputs()
     passed = [scaled_axis(old, new, factor) for old, new in zip(before, outputs(*channels))]
     if None not in passed and all(t.numel() for t in before):  # an expert without a token shows nothing
         for value, axis in zip(made, passed):
             value.channels.update({norm: axis} if axis else {})
         return
-    parameters = [key for key, value in inputs.items() if value.made_by == PARAMETER]
-    ways = [(key, way, 1 / factor) for key in parameters for way in candidates(drawn[key].shape, len(factor))]
+    parameters = [(tensor, value) for tensor, value in inputs if value.made_by == PARAMETER]
+    ways = [(tensor, way, value) for tensor, value in parameters for way in candidates(tensor.shape, len(factor))]
     # One call may read the channels by three matrices: of queries, keys and values.
     for readers in chain.from_iterable(combinations(ways, number) for number in (1, 2, 3)):
-        if all(map(torch.equal, before, outputs(*channels, *readers))):
-            return norm.readings.extend((way, inputs[key]) for key, way, _ in readers)
+        undone = [(id(tensor), way, 1 / factor) for tensor, way, _ in readers]
+        if all(map(torch.equal, before, outputs(*channels, *undone))):
+            return norm.readings.extend((way, value) for _, way, value in readers)
     norm.readings.append((None, made[0]))
 
 
-def written_scale(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[dict[str, Scaling], int]:
+def written_scale(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[list[Scaling], int]:
     """How a module's parameters scale its output, if the module is a norm: one number for each channel.
 
     Returns:
-        The scaling of each parameter, by name, and the axis of the output that it scales, from the end. ({}, 0): the
-        module is no norm.
+        The scaling of each parameter, and the axis of the output that they scale, from the end. ([], 0): the module is
+        no norm.
     """
-    parameters, every = dict(module.named_parameters(recurse=False)), list(module.parameters())
-    shapes = {parameter.shape for parameter in every}
-    if len(parameters) < len(every) or len(shapes) != 1 or len(shape := shapes.pop()) != 1 or shape == (1,):
-        return {}, 0
-    drawn, x, factor = (
-        {name: random_like(p) for name, p in parameters.items()},
-        random_like(args[0]),
-        random_scale(*shape),
-    )
-
-    def output(parameters: dict[str, Tensor]) -> Any:
-        return torch.func.functional_call(module, parameters, (x, *args[1:]), kwargs)
-
-    before = output(drawn)
-    if not isinstance(before, Tensor) or before.shape != x.shape:
-        return {}, 0
-    for offsets in product((0.0, 1.0), repeat=len(drawn)):
-        written = {name: Scaling(offset=offset) for name, offset in zip(drawn, offsets)}
-        after = output({name: written[name].scaled(p, factor).to(p.dtype) for name, p in drawn.items()})
-        if axis := scaled_axis(before, after, factor):
+    parameters = dict(module.named_parameters(recurse=False))
+    shapes = {parameter.shape for parameter in module.parameters()}
+    if len(parameters) < len(list(module.parameters())) or len(shapes) != 1 or len(*shapes) != 1 or shapes == {(1,)}:
+        return [], 0
+    outputs = trial(partial(torch.func.functional_call, module), (parameters, args, kwargs), {})
+    before, factor = outputs(), random_scale(*shapes.pop())
+    if [tensor.shape for tensor in before] != [args[0].shape]:
+        return [], 0
+    for offsets in product((0.0, 1.0), repeat=len(parameters)):
+        written = [Scaling(offset=offset) for offset in offsets]
+        (after,) = outputs(*((id(p), scaling, factor) for p, scaling in zip(parameters.values(), written)))
+        if axis := scaled_axis(before[0], after, factor):
             return written, axis
-    return {}, 0
+    return [], 0

@@ -12,7 +12,6 @@ scalar per sub-layer; training turns it into a vector of C channels.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,8 +20,6 @@ import torch
 from torch import Tensor
 
 from ..errors import AdminError
-
-logger = logging.getLogger(__name__)
 
 
 def variance(x: Tensor, real: Tensor | None) -> Tensor:
@@ -162,36 +159,20 @@ def omega_range(stack: str, omega: Tensor) -> str:
     return f"{stack} {len(omega)} sub-layers, omega {omega.min():.3f} to {omega.max():.3f}"
 
 
-def within_memory(measure: Callable[[int], Tensor], sentences: int) -> tuple[Tensor, int]:
-    """Call `measure`, halving `sentences` whenever memory runs out. Returns its result and the number used."""
-    while True:
-        try:
-            return measure(sentences), sentences
-        except RuntimeError as error:
-            if "out of memory" not in str(error) or sentences == 1:
-                raise
-        sentences //= 2
-        logger.warning("Admin: out of memory while profiling; trying again with %d sentences", sentences)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-
-
 def profile_stacks(
     stacks: Mapping[str, Sequence[Any]],
-    measure: Callable[[int], Tensor],
-    sentences: int,
+    measure: Callable[[], Tensor],
     from_first_rank: Callable[[Tensor], object],
-) -> tuple[Tensor, int, str]:
+) -> tuple[Tensor, str]:
     """Measure every ω, and set it to the first rank's value. Every rank has to call this.
 
     Args:
         stacks: the sub-layers of each stack, by name; each has `omega` and `set_omega`.
-        measure: returns the ω of all stacks, from a number of sentences.
-        sentences: the number to begin with.
+        measure: returns the ω of all stacks.
         from_first_rank: broadcasts a tensor, in place.
 
     Returns:
-        ω, shape (S_1 + S_2 + ...,); the number of sentences used; the text for the log.
+        ω, shape (S_1 + S_2 + ...,), and the text for the log.
 
     Raises:
         AdminError: an ω is not a finite number. No ω is set then.
@@ -199,7 +180,7 @@ def profile_stacks(
     sublayers = [sublayer for stack in stacks.values() for sublayer in stack]
     omega, failure = torch.full((len(sublayers),), math.nan, device=sublayers[0].omega.device), None
     try:
-        omega, sentences = within_memory(measure, sentences)
+        omega = measure()
     except Exception as error:  # raised after the broadcast, which every rank has to reach
         failure = error
     from_first_rank(omega)
@@ -209,7 +190,7 @@ def profile_stacks(
     summary = "; ".join(ranges)
     for sublayer, value in zip(sublayers, omega, strict=True):
         sublayer.set_omega(value)
-    return omega, sentences, summary
+    return omega, summary
 
 
 def omega_summary(omega: Tensor) -> dict[str, float]:

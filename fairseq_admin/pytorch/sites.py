@@ -10,7 +10,6 @@ So a layer that is recomputed from a checkpoint takes its own x again.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
 from functools import partial
 from itertools import chain
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import AdminError
+from .batch import argument_names
 from .channel_flow import ARGUMENT, UNSEEN, Handover, Value
 from .folding import whole
 from .trace import ADDS, IN_PLACE, TIMES, Trace
@@ -29,32 +29,24 @@ FACTOR = "add with alpha"
 GOES_ON = "reads a sum that goes on, as in Pre-LN"
 UNRELATED = "reads a sum of which no term depends on the other"
 FACTORED = "reads a sum with a factor at the shortcut, as DeepNorm's"
+NO_SOURCE = (
+    "reads a sum that is written over its shortcut (x += f(x); write x = x + f(x)), or whose shortcut no module is "
+    "given or returns (put its layer in a module)"
+)
 KEEP = '; unfoldable="keep" trains it with an omega that could not be folded away'
 SKIP = 'Give unfoldable="skip" to leave such norms out, or name those that are to have one: sites=[...].'
 
 
-def position_and_keyword(module: nn.Module, argument: int | str) -> tuple[int, str]:
-    """The position and the keyword of a module's argument, from either of them.
-
-    An argument without a keyword gets "", which no call uses.
-    """
-    names = list(inspect.signature(module.forward).parameters)
-    if isinstance(argument, int):
-        return argument, names[argument] if argument < len(names) else ""
-    return names.index(argument) if argument in names else len(names), argument
-
-
 class Site:
-    """A sum x + f(x) and its norm; `capture`, `capture_result` and `scale` are hooks.
+    """A sum x + f(x) and its norm; `capture` and `scale` are hooks.
 
     Args:
         graph: a forward of the model.
         norm: the norm's output in it.
-        total: the sum.
         x: the shortcut.
     """
 
-    def __init__(self, graph: Trace, norm: Value, total: Value, x: Value) -> None:
+    def __init__(self, graph: Trace, norm: Value, x: Value) -> None:
         model, writer = graph.model, writer_of(norm, x)
         self.name = norm.call.module
         """The norm's name in the model."""
@@ -63,15 +55,13 @@ class Site:
         """The number of calls of the norm in a forward."""
         self.axis = norm.channels[norm]
         """The axis of the channels in the sum, from the end."""
-        self.sources = [
-            (model.get_submodule(place.call.module), place.argument) for place in places(graph, norm, total, x)
-        ]
-        """The modules that are given x, each with the argument's position or keyword, or that return x (None)."""
-        self.unfoldable = why_unfoldable(graph, norm, total, x)
+        self.sources = [(model.get_submodule(place.call.module), place.argument) for place in places(graph, norm, x)]
+        """The modules that are given x, each with the name of the argument, or that return x ("")."""
+        self.unfoldable = why_unfoldable(graph, norm, x) or ("" if self.sources else NO_SOURCE)
         """Why the fold cannot take ω away; "" if it can."""
-        self.learned = bool(writer or self.unfoldable)
+        self.learned = bool(writer)
         """Whether ω may move. If no norm wrote x, as in the first site of a stack, ω stays 1."""
-        self.written = {f"{writer.call.module}.{key}": way for key, way in writer.written.items()} if writer else {}
+        self.written = {value.call.module: way for way, value in writer.written} if writer else {}
         """How the parameters of the norm that wrote x scale x, by name in the model."""
         self.readers = {value.call.module: way for way, value in writer.readings if way} if writer else {}
         """How parameters read x, by name in the model."""
@@ -111,20 +101,14 @@ class Site:
     def hooks(self) -> Iterable[Any]:
         """Register the hooks. Yields their handles."""
         for source, argument in self.sources:
-            if argument is None:
-                yield source.register_forward_hook(self.capture_result)
-            else:
-                hook = partial(self.capture, *position_and_keyword(source, argument))
-                yield source.register_forward_pre_hook(hook, with_kwargs=True)
+            register = source.register_forward_pre_hook if argument else source.register_forward_hook
+            yield register(partial(self.capture, argument_names(source), argument), with_kwargs=True)
         yield self.norm.register_forward_pre_hook(self.scale)
 
-    def capture(self, position: int, name: str, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Keep x: a hook of a module that is given x, by position or by keyword."""
-        x = args[position] if position < len(args) else kwargs[name]
-        self.shortcuts[x.device] = x
-
-    def capture_result(self, module: nn.Module, args: tuple, x: Tensor) -> None:
-        """Keep x: a hook of a module that returns x."""
+    def capture(self, names: list[str], argument: str, module: Any, args: tuple, kwargs: dict, x: Any = None) -> None:
+        """Keep x: a hook of a module that is given x as an argument, by position or by keyword, or returns x."""
+        if argument:
+            x = {**dict(zip(names, args)), **kwargs}[argument]
         self.shortcuts[x.device] = x
 
     def scale(self, norm: Any, args: tuple) -> tuple:
@@ -137,8 +121,8 @@ class Site:
         return total + (x * omega.reshape(-1, *[1] * (-1 - self.axis))).to(total.dtype), *args[1:]
 
 
-def sum_of(norm: Value) -> tuple[Value, Value, str] | None:
-    """The sum that a norm reads, its shortcut, and why the norm is no site ("" if it may be one).
+def shortcut_of(norm: Value) -> tuple[Value, str] | None:
+    """The shortcut of the sum that a norm reads, and why the norm is no site ("" if it may be one).
 
     None: the norm reads no sum.
     """
@@ -148,14 +132,14 @@ def sum_of(norm: Value) -> tuple[Value, Value, str] | None:
     x, f = sorted(total.reads[:2], key=lambda value: value.time)
     before = f.ancestors()
     if total.readers > 1:
-        return total, x, GOES_ON
+        return x, GOES_ON
     if total.made_by == FACTOR and total.reads[0] is not x:
-        return total, x, FACTORED
+        return x, FACTORED
     if x in before or reads_unseen(f, x):
-        return total, x, ""
+        return x, ""
     if x.made_by in TIMES and before.intersection(x.reads) or f.made_by in TIMES and x.ancestors() & {*f.reads}:
-        return total, x, FACTORED
-    return total, x, UNRELATED
+        return x, FACTORED
+    return x, UNRELATED
 
 
 def reads_unseen(f: Value, x: Value) -> bool:
@@ -169,42 +153,40 @@ def writer_of(norm: Value, x: Value) -> Value | None:
     return next((writer for writer in x.channels if x.channels[writer] == axis and writer.size == x.size), None)
 
 
-def places(graph: Trace, norm: Value, total: Value, x: Value) -> list[Handover]:
+def places(graph: Trace, norm: Value, x: Value) -> list[Handover]:
     """Where to take x: in the smallest module call around a norm, as that call's input and once inside the call.
 
     Inside as well, because transformers' layers put their forward into a checkpoint without their hooks.
     """
+    total = norm.reads[0]
+    if total.made_by in IN_PLACE and total.reads[0] is x:
+        return []
     # A module that is called more often than the norm, or another call of the norm, would leave another x.
-    name, before = norm.call.module, [place for place in x.handovers if place.time < total.time]
-    alike = {module for module, calls in graph.calls.items() if calls == graph.calls[name]} - {name}
-    usable = [place for place in before if place.call.module in alike]
+    name, calls = norm.call.module, graph.calls
+    alike = [place for place in x.handovers if calls[place.call.module] == calls[name] and place.call.module != name]
     for call in norm.call.around:
-        inputs = [place for place in usable if place.call is call]
-        inside = [place for place in usable if call in place.call.around]
-        returned = [place for place in inside if place.argument is None]
+        inputs = [place for place in alike if place.call is call]
+        inside = [place for place in alike if call in place.call.around]
         if inputs or inside:
-            return inputs[-1:] + (returned or inside)[-1:]
+            return inputs[:1] + inside[:1]
     return []
 
 
-def why_unfoldable(graph: Trace, norm: Value, total: Value, x: Value) -> str:
+def why_unfoldable(graph: Trace, norm: Value, x: Value) -> str:
     """Why the ω of a shortcut cannot be folded away; "" if it can."""
     writer, name = writer_of(norm, x), norm.call.module
-    if graph.calls[name] > 1:
-        return f"is called {graph.calls[name]} times"
-    if reads_unseen(total, x):
-        return "reads what the trace cannot see (a custom autograd function?)"
     if not writer:
         return ""
-    module = graph.model.get_submodule(writer.call.module)
-    uses = max(graph.value(parameter).readers for parameter in module.parameters())
-    if uses > 1:
-        return f"has its shortcut from {writer.call.module}, whose parameters are used {uses} times in a forward"
-    for reader, value in writer.readings:
-        if reader is None and value is not total:
+    if graph.calls[name] > 1:
+        return f"is called {graph.calls[name]} times"
+    if reads_unseen(norm.reads[0], x):
+        return "reads what the trace cannot see (a custom autograd function?)"
+    ways = [*writer.written, *writer.readings]
+    for way, value in ways:
+        if way is None and value is not norm.reads[0]:
             return f"has a shortcut that is also read by {place_of(graph.model, value)}"
-        if reader and [other for other, read in writer.readings if read is value] != [reader] * value.readers:
-            return f"has a shortcut that {value.call.module} reads, with something else"
+        if way and [other for other, scaled in ways if scaled is value] != [way] * value.readers:
+            return f"would be folded into {value.call.module}, which is used elsewhere too"
     return ""
 
 
@@ -220,7 +202,7 @@ def place_of(model: nn.Module, value: Value) -> str:
 def find_sites(
     model: nn.Module, batch: Any, chosen: Iterable[str] | None, unfoldable: str
 ) -> tuple[list[list[Site]], dict[str, str]]:
-    """The sites of each stack of a model, in forward order, and why other norms that read a sum are no sites.
+    """The sites of each stack of a model, in forward order, and the norms at which Admin is off, and why.
 
     A site continues the stack that ends with the last site on whose norm its shortcut depends.
 
@@ -235,43 +217,45 @@ def find_sites(
     """
     graph = Trace(model, batch)
     kind = type(model).__name__
-    sums = {name: sum_read for name, norm in graph.norms.items() if (sum_read := sum_of(norm))}
-    reasons = {**graph.strangers, **{name: why for name, (_, _, why) in sums.items() if why}}
+    shortcuts = {name: shortcut for name, norm in graph.norms.items() if (shortcut := shortcut_of(norm))}
+    off = graph.strangers | {name: why for name, (_, why) in shortcuts.items() if why}
     if chosen is None:
         # A norm whose shortcut no norm wrote starts a stack, in a layer like the others, or is no site (embeddings).
-        layers = {name: type(model.get_submodule(name.rpartition(".")[0])) for name in sums.keys() - reasons.keys()}
-        inside = {layer for name, layer in layers.items() if sums[name][1].channels}
+        layers = {name: type(model.get_submodule(name.rpartition(".")[0])) for name in shortcuts.keys() - off.keys()}
+        inside = {layer for name, layer in layers.items() if shortcuts[name][0].channels}
         chosen = [name for name, layer in layers.items() if layer in inside]
-        reasons |= dict.fromkeys(layers.keys() - set(chosen), "reads a sum whose shortcut no norm wrote")
-    elif wrong := [name for name in chosen if name not in sums or name in reasons]:
-        raise AdminError(f"{wrong[0]} {reasons.get(wrong[0], 'is not a norm that alone reads a sum x + f(x)')}.")
-    if not chosen:
-        why = grouped(reasons) or "It has no norm that reads a sum"
-        raise AdminError(f"{kind}: no site, a norm that alone reads a sum x + f(x). {why}. Admin is for Post-LN.")
+        off |= dict.fromkeys(layers.keys() - set(chosen), "reads a sum whose shortcut no norm wrote")
+    elif wrong := [name for name in chosen if name not in shortcuts or name in off]:
+        raise AdminError(f"{wrong[0]} {off.get(wrong[0], 'is not a norm that alone reads a sum x + f(x)')}.")
     stacks: list[list[Site]] = []
     sites: dict[Value, Site] = {}
     for norm in sorted((graph.norms[name] for name in chosen), key=lambda norm: norm.time):
-        total, x, _ = sums[norm.call.module]
-        site, before, unsuited = Site(graph, norm, total, x), x.ancestors(), ""
-        earlier = [other for written, other in sites.items() if written in before]
-        if earlier and unfoldable == "keep" and not site.learned:
-            site.learned, site.unfoldable = True, "has a shortcut that no norm wrote as it is"
-        if total.made_by in IN_PLACE and total.reads[0] is x:
-            unsuited = "reads a sum that is written over its shortcut (x += f(x); write x = x + f(x))"
-        elif not site.sources:
-            unsuited = "has a shortcut that no module is given or returns; put its layer in a module"
-        if unsuited or site.unfoldable and unfoldable != "keep":
-            reasons[site.name] = site.unfoldable or unsuited
+        x, _ = shortcuts[norm.call.module]
+        site, before = Site(graph, norm, x), x.ancestors()
+        if site.unfoldable and not (unfoldable == "keep" and site.sources):
             if unfoldable == "refuse":
-                raise AdminError(f"{kind}: {site.name} {reasons[site.name]}{'' if unsuited else KEEP}. {SKIP}")
+                raise AdminError(f"{kind}: {site.name} {site.unfoldable}{KEEP if site.sources else ''}. {SKIP}")
+            off[site.name] = site.unfoldable
             continue
-        sites[norm] = site
         # Continue the stack whose last site x depends on, or begin a new one.
+        earlier = [other for written, other in sites.items() if written in before]
         stack = next((stack for stack in stacks if stack[-1:] == earlier[-1:]), [])
         if not stack:
             stacks.append(stack)
+        elif not site.learned:
+            off[site.name] = "keeps omega 1: no norm wrote its shortcut as it is"
         stack.append(site)
-    return stacks, reasons
+        sites[norm] = site
+    if not stacks:
+        why = grouped(off) or "It has no norm that reads a sum"
+        raise AdminError(f"{kind}: no site, a norm that alone reads a sum x + f(x). {why}. Admin is for Post-LN.")
+    alone = [stack[0].name for stack in stacks if depth(stack) == 1]
+    return stacks, off | dict.fromkeys(alone, "is alone in its stack, so omega is 1")
+
+
+def depth(stack: list[Site]) -> int:
+    """The number of sub-layers of a stack that run in a forward."""
+    return sum(site.calls for site in stack)
 
 
 def grouped(reasons: dict[str, str]) -> str:

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from . import channel_flow as flow
-from .batch import by_name, call
+from .batch import argument_names, by_name, call
 from .channel_flow import Call, Handover, Value, tensors
 
 LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
@@ -90,7 +90,7 @@ class Trace(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.norm:
             return func(*args, **kwargs)
-        inputs = {id(tensor): self.value(tensor) for tensor in tensors([args, kwargs])}
+        inputs = [(tensor, self.value(tensor)) for tensor in tensors([args, kwargs])]
         result, tensors_made = flow.run(func, args, kwargs)
         if self.renames(func.__name__, args, result):
             self.values[result] = self.value(args[0])
@@ -98,9 +98,9 @@ class Trace(TorchFunctionMode):
         name = func.__name__ if kwargs.get("alpha", 1) == 1 else f"{func.__name__} with alpha"
         if ("layer_norm" in name or "rms_norm" in name) and self.value(args[0]).made_by in ADDS:
             self.strangers[self.running[-1].module] = f"calls {name} without a weight of its own for each channel"
-        made = self.record(name, list(inputs.values()), tensors_made)
-        for norm in {norm for value in inputs.values() for norm in value.channels} if made else ():
-            flow.propagate_scale(norm, (func, args, kwargs), inputs, made)
+        made = self.record(name, [value for _, value in inputs], tensors_made)
+        for norm in {norm for _, value in inputs for norm in value.channels} if made else ():
+            flow.propagate_scale(norm, flow.trial(func, args, kwargs), inputs, made)
         return result
 
     def renames(self, name: str, args: tuple, result: Any) -> bool:
@@ -130,18 +130,17 @@ class Trace(TorchFunctionMode):
         call = Call(self.names[module], self.running[::-1])
         self.calls[call.module] += 1
         self.running.append(call)
-        arguments: list[tuple[Any, Any]] = [*enumerate(args), *kwargs.items()]
-        for argument, tensor in arguments:
+        for argument, tensor in {**dict(zip(argument_names(module), args)), **kwargs}.items():
             self.hand_over(call, argument, tensor)
         if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
             self.norm = self  # the trial itself is not recorded
             self.written, self.axis = flow.written_scale(module, args, kwargs)
             self.norm = module if self.axis else None
 
-    def hand_over(self, call: Call, argument: int | str | None, tensor: Any) -> None:
+    def hand_over(self, call: Call, argument: str, tensor: Any) -> None:
         """Record that a module is given a tensor now, or returns it."""
         if isinstance(tensor, Tensor):
-            self.value(tensor).handovers.append(Handover(call, argument, next(flow.clock)))
+            self.value(tensor).handovers.append(Handover(call, argument))
 
     def leave(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], result: Any) -> Any:
         """Record the result of a module."""
@@ -149,28 +148,26 @@ class Trace(TorchFunctionMode):
             return None
         if self.norm:
             x = self.value(args[0])
-            (norm,) = self.record(flow.NORM, [x], [result])
-            norm.written, norm.channels = self.written, {norm: self.axis}
+            parameters = [self.value(parameter) for parameter in module.parameters()]
+            (norm,) = self.record(flow.NORM, [x, *parameters], [result])
+            norm.written, norm.channels = list(zip(self.written, parameters)), {norm: self.axis}
             self.norms[norm.call.module] = norm
             for other in x.channels:
                 other.readings.append((None, norm))
-            for parameter in module.parameters():
-                self.value(parameter).readers += 1
         self.norm = None
         returned = isinstance(result, Tensor) and any(result is x for x in (*args, *kwargs.values()))
         if returned and not isinstance(module, nn.Identity):
             result = result[...]  # a dropout returns its argument in evaluation, other numbers in training
-        self.hand_over(self.running.pop(), None, result)
+        self.hand_over(self.running.pop(), "", result)
         return result
 
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[contextlib.ExitStack]:
-    """Switch gradients, layerdrop and nested tensors off, and restore everything afterwards, random states too.
+    """Switch gradients off, and restore everything afterwards: modes, random states, the cache of autocast.
 
     Yields the stack of what is undone at the end; callers may add to it.
     """
-    switches = {"layerdrop", "use_nested_tensor"}
     modes = {module: module.training for module in model.modules()}
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
 
@@ -186,8 +183,4 @@ def undisturbed(model: nn.Module) -> Iterator[contextlib.ExitStack]:
         undo.callback(restore_modes)
         for module in modes:
             undo.callback(getattr(module, "reshard", list))  # after a forward FSDP leaves the root's parameters whole
-            attributes = vars(module)
-            before = {key: attributes[key] for key in switches & attributes.keys()}
-            undo.callback(attributes.update, before)
-            attributes.update(dict.fromkeys(before, False))
         yield undo
