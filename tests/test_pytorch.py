@@ -156,3 +156,13 @@ def test_state_dict_restores_omega():
     admin.attach(again, batch)
     again.load_state_dict(model.state_dict())
     assert torch.equal(output(again, batch), output(model, batch))
+
+
+def test_beam_search_is_the_same_after_the_fold():
+    model, batch = trained("bart")
+    model.eval()
+    options = {"num_beams": 3, "max_new_tokens": 12, "min_new_tokens": 8}
+    source = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    before = model.generate(**source, **options)
+    admin.fold(model)
+    assert torch.equal(model.generate(**source, **options), before)

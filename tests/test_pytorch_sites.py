@@ -312,6 +312,15 @@ def test_a_shortcut_that_no_norm_wrote_whole_keeps_omega_1(place, still, caplog)
     assert omega[still] == 1 and (omega[1] > 2.5) == (place == "before")
 
 
+def test_keep_gives_omega_to_a_shortcut_that_no_norm_wrote_whole():
+    model = Stack(Layer)
+    model.layers[1] = Pooled()
+    admin.attach(model.double(), X, unfoldable="keep")
+    assert model.layers[1].norm.omega_delta.requires_grad
+    with pytest.raises(ValueError, match="layers.1.norm has a shortcut that no norm wrote as it is"):
+        admin.fold(model)
+
+
 def test_sites_of_the_users_own():
     """`sites=` names, in any order, the sites that can be folded."""
     mixed = Stack(Layer).double()

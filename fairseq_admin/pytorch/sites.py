@@ -242,6 +242,8 @@ def find_sites(
         stack = next((stack for stack in stacks if stack[-1:] == earlier[-1:]), [])
         if not stack:
             stacks.append(stack)
+        elif not site.learned and unfoldable == "keep":
+            site.learned, site.unfoldable = True, "has a shortcut that no norm wrote as it is"
         elif not site.learned:
             off[site.name] = "keeps omega 1: no norm wrote its shortcut as it is"
         stack.append(site)
