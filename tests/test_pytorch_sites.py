@@ -550,6 +550,13 @@ class Positional(Stack):
         return super().forward(*inputs)
 
 
+def test_a_module_may_have_a_builtin_function_as_its_forward():
+    model = Stack(Layer).double()
+    model.layers[1].fc1 = nn.Sequential(model.layers[1].fc1, nn.Identity())
+    model.layers[1].fc1[1].forward = torch.relu
+    assert len(admin.omegas(admin.attach(model, X))) == 3
+
+
 def test_positional_arguments_need_no_name():
     model = admin.attach(Positional(Layer).double(), (X,))
     assert len(admin.profile(model, (X,))) == 3

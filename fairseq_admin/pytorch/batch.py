@@ -40,7 +40,10 @@ def call(model: nn.Module, batch: Any) -> Any:
 
 def argument_names(module: nn.Module) -> list[str]:
     """The names of the positional arguments of a module's forward."""
-    parameters = inspect.signature(module.forward).parameters.values()
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except ValueError:  # a builtin function, such as torch.relu
+        return []
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
