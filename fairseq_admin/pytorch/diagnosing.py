@@ -209,7 +209,8 @@ def diagnose(
 
     Args:
         model: not attached, and not trained yet.
-        batches: the training's batches: a list or a DataLoader. Every trial reads them from the beginning.
+        batches: the training's batches: a list or a DataLoader. Every trial reads them from the beginning, and a
+            repetition reads on after its first trial.
         loss: loss(model, batch) calls that model and returns the loss of the batch.
         optimizer: optimizer(parameters, lr) returns an optimizer.
         rates: learning rates to try: yours first, then the others in order of preference.

@@ -11,6 +11,7 @@ import math
 import re
 import shutil
 import subprocess
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,7 +69,7 @@ def accuracy(log: Path, subset: str) -> float:
     return round(float(logged[-1]) / 100, 5)
 
 
-class GridRun(Pipeline):
+class GridRun(Pipeline, ABC):
     """A run of a grid."""
 
     def __init__(self, grid: Any, axes: dict[str, str]) -> None:
@@ -76,9 +77,9 @@ class GridRun(Pipeline):
         super().__init__(grid.recipe_of(axes))
         self.folded, self.result = False, self.folder / "result.csv"
 
+    @abstractmethod
     def row(self, log: Log, diverged: bool) -> Row:
         """The outcome of the run."""
-        raise NotImplementedError
 
     def resume_settings(self) -> dict[str, Any]:
         """The recipe's, and the settings of the row: a finished run has no checkpoints to make another row from."""
