@@ -75,7 +75,7 @@ def test_mu_and_every_weight(count, task, data, caplog):
     rng_state = torch.get_rng_state()
     with caplog.at_level("INFO"):
         model.load_state_dict(state)
-    assert f"(mu) on {count or 120} sentences in evaluation mode" in caplog.text
+    assert f"on {count or 120} sentences in evaluation mode" in caplog.text
     assert model.training and torch.equal(torch.get_rng_state(), rng_state)
     scaled = {key: tensor.double().clone() for key, tensor in model.more.state_dict().items()}
     measured = sentences(task, data, count or None)
