@@ -100,6 +100,14 @@ def test_no_norms(task):
     torch.testing.assert_close(output[words.ne(PAD)], expected[words.ne(PAD)], rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("scheme", ["dt-fixup", "admin"])
+def test_an_encoder_whose_output_is_not_finite_is_refused(scheme, task):
+    model, state = build(task, more_layers=2, more_scheme=scheme), pretrained(task)
+    state["encoder.sentence_encoder.layernorm_embedding.bias"].fill_(math.nan)
+    with pytest.raises(AdminError, match="a finite number was expected"):
+        model.load_state_dict(state)
+
+
 def test_omega_is_measured_on_the_encoders_output(task, data):
     """ω matches a plain loop over the encoder's outputs, for as many sentences as fit the token budget."""
     used = sentences(task, data, 8)
