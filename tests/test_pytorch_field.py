@@ -168,6 +168,23 @@ def test_streams_that_a_model_returns_are_not_compared():
     assert (admin.fold(model, X)(X)[0] - before).abs().max() < 1e-12
 
 
+class Sampled(Layer):
+    """Attends to a random part of the keys, in evaluation too, as Informer does."""
+
+    def attend(self, h):
+        keys = h[:, torch.randperm(h.shape[1])[:3]]
+        return self.attn(h, keys, keys, need_weights=False)[0]
+
+
+def test_a_fold_is_compared_with_the_same_random_numbers():
+    model = perturbed(admin.attach(Stack(Sampled).double(), X)).eval()
+    torch.manual_seed(4)
+    before = model(X)
+    admin.fold(model, X)
+    torch.manual_seed(4)
+    assert (model(X) - before).abs().max() < 1e-12
+
+
 class Merged(nn.Linear):
     """An adapter that merges in eval(), and computes in train()."""
 

@@ -118,9 +118,9 @@ class FromNumpy(Stack):
 class LN(nn.Module):
     """A custom norm. Its parameters have other names than torch's, and its weight is a function of one of them."""
 
-    def __init__(self, begin, weight):
+    def __init__(self, begin, weight, shape=(8,)):
         super().__init__()
-        self.gamma, self.beta = nn.Parameter(torch.full((8,), begin)), nn.Parameter(torch.zeros(8))
+        self.gamma, self.beta = nn.Parameter(torch.full(shape, begin)), nn.Parameter(torch.zeros(shape))
         self.inner, self.weight = nn.LayerNorm(8, elementwise_affine=False), weight
 
     def forward(self, x):
@@ -159,6 +159,15 @@ FOLDED = {
     "an identity": kind(forward=lambda self, x: self.norm(self.skip(x) + self.fc1(x).tanh()), skip=nn.Identity),
     "a table that is no buffer": kind(lambda self, x: self.fc1(x) * self.table[0], table=lambda: (X[0],)),
     "shapes": kind(lambda self, x: self.fc1(x) + torch.zeros_like(x) + x.new_ones(x.shape)),
+    "two branches": kind(
+        forward=lambda self, x: self.norm(x + self.fc2(self.fc1(x).tanh()) + self.adapter(x)),
+        adapter=lambda: nn.Linear(8, 8),
+    ),
+    "axes moved after the sum, as in PatchTST": kind(
+        forward=lambda self, x: self.norm((x + self.fc1(x).tanh()).transpose(1, 2)).transpose(1, 2),
+        norm=lambda: nn.BatchNorm1d(8),
+    ),
+    "a norm's parameters with axes of 1": kind(norm=lambda: LN(1.0, lambda weight: weight, (1, 1, 8))),
 }  # fmt: skip
 
 
@@ -184,7 +193,7 @@ class InPlace(Layer):
 
 
 REFUSED = {
-    "in place": (InPlace, r"layers\.0\.norm reads a sum that is written over its shortcut"),
+    "in place": (InPlace, r"layers\.0\.norm reads a sum written over its shortcut"),
     "positions": (
         kind(lambda self, x: self.fc1(x + self.p), p=lambda: nn.Parameter(torch.zeros(8))),
         r"by add in layers\.\d \(\w+\.py:\d+\)",
@@ -251,6 +260,7 @@ NO_SITE = {
         f"{NORMS} reads a sum of which no term depends on the other",
     ),
     "alpha": (kind(forward=lambda self, x: self.norm(torch.add(self.fc1(x), x, alpha=2.0))), FACTOR),
+    "the shortcut twice": (kind(forward=lambda self, x: self.norm(x + self.fc1(x) + x)), FACTOR),
     "a function": (
         kind(forward=lambda self, x: functional.layer_norm(x + self.fc1(x), (8,), self.fc1.bias)),
         f"layers.0, layers.1, layers.2 {WEIGHTLESS}",
@@ -371,11 +381,18 @@ def test_a_trained_model_is_neither_profiled_nor_given_another_omega(key):
     assert len(admin.omegas(admin.attach(model, X, omega=1))) == 3
 
 
+def test_training_is_seen_in_parameters_with_axes_of_1():
+    model = Stack(FOLDED["a norm's parameters with axes of 1"]).double()
+    model.layers[0].norm.gamma.data[0, 0, 3] += 1e-3
+    with pytest.raises(ValueError, match=r"^layers\.0\.norm differs between channels"):
+        admin.attach(model, X)
+
+
 def test_profiling_wants_every_sublayer():
     """If a model skips layers at random, profiling fails: it would give skipped layers the ω of others."""
     model = admin.attach(Stack(Layer).double(), X)
     del model.layers[0]
-    with pytest.raises(ValueError, match="^2 sub-layers ran in training mode; 3 did when the model was attached"):
+    with pytest.raises(ValueError, match="^2 sub-layers ran in training mode; 3 were expected, one for each"):
         admin.profile(model, X)
 
 
@@ -473,7 +490,7 @@ def test_a_fold_that_cannot_be_compared_is_refused():
     model = Stack(Layer).double()
     model.register_forward_hook(lambda model, args, output: SimpleNamespace(logits=output))
     admin.attach(model, X)
-    with pytest.raises(ValueError, match="gives a SimpleNamespace, in which no tensor is found"):
+    with pytest.raises(ValueError, match="^found no tensor to compare in a SimpleNamespace"):
         admin.fold(model, X)
     admin.fold(model)
 
@@ -522,6 +539,14 @@ def test_padding_that_is_counted_is_said(caplog):
     admin.attach(model, (X, torch.ones(2, 50)))
     admin.profile(model, (X, torch.ones(2, 50)))
     assert "padding is counted: attention_mask has shape (2, 50), expected (2, 5) as in the layers" in caplog.text
+
+
+def test_a_mask_that_is_no_tensor_is_said(caplog):
+    model = Stack(Layer).double()
+    model.forward = lambda x, attention_mask=None: Stack.forward(model, x)
+    admin.attach(model, (X, object()))
+    admin.profile(model, (X, object()))
+    assert "padding is counted: attention_mask has shape (), expected (2, 5) as in the layers" in caplog.text
 
 
 def test_padding_in_a_mapping_of_a_mapping_is_counted_and_that_is_said(caplog):
@@ -584,7 +609,7 @@ def test_a_batch_is_one_argument_and_no_name_in_it_is_ours():
 def test_a_batch_in_several_arguments_is_refused_in_one_line(call):
     name = call.__name__
     for args, kwargs in (((X, X), {}), ((), {"input_ids": X}), ((X,), {"mask": X})):
-        with pytest.raises(ValueError, match=rf"^{name}: .* A batch is one argument: {name}\(model, batch\).*\.$"):
+        with pytest.raises(ValueError, match=rf"^{name}: .* A batch is one argument: a mapping, or \(x, mask\)\.$"):
             call(Stack(Layer), *args, **kwargs)
 
 

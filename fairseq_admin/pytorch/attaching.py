@@ -91,7 +91,7 @@ def refuse_trained(sites: list[Site]) -> None:
     """Raise AdminError if a parameter of a norm differs between channels, as after training."""
     for site in sites:
         values = [whole(parameter.detach()) for parameter in site.norm.parameters()]
-        if any(value.ne(value[0]).any() for value in values):
+        if any(value.ne(value.flatten()[0]).any() for value in values):
             raise AdminError(
                 f"{site.name} differs between channels: the model has been trained (from_pretrained?), and needs its "
                 "omega. Begin with a new model, or attach with omega=1 and do not profile."
@@ -200,10 +200,11 @@ def attach(
     if omega != 1:
         refuse_trained(attachment.sites)
     for site, sublayers in [(site, depth(stack)) for stack in attachment.stacks for site in stack]:
-        norm, like = site.norm, next(site.norm.parameters())
+        norm, weight = site.norm, next(site.norm.parameters())
         by_depth = omega_from_depth(str(omega), sublayers) if omega != 1 and site.learned else 1
-        norm.register_buffer("omega_init", torch.full_like(like, by_depth))
-        norm.omega_delta = nn.Parameter(torch.zeros_like(like), like.requires_grad) if site.learned else 0.0
+        norm.register_buffer("omega_init", torch.full_like(weight.flatten(), by_depth))
+        zeros = torch.zeros_like(norm.omega_init)
+        norm.omega_delta = nn.Parameter(zeros, weight.requires_grad) if site.learned else 0.0
         attachment.undo += [handle.remove for handle in site.hooks()]
     attachment.undo.append(model.register_forward_pre_hook(attachment.forget, with_kwargs=True).remove)
     # torch's encoders make nested tensors of padded batches, and hooks cannot handle those.
@@ -301,21 +302,19 @@ def compare(root: nn.Module, stock: nn.Module, batch: Any, sites: list[Site]) ->
 
     The comparison leaves out inner streams that a model returns (hidden states, mems), because the fold scales them.
     """
-    graph = Trace(stock, batch)
-    with undisturbed(root):
-        root.eval()
-        before = tensors(call(root, batch))
+    graph, outputs = Trace(stock, batch), []
+    for each in (root, stock):  # from one random state: a model may draw numbers in evaluation, too
+        with undisturbed(each):
+            outputs.append(tensors(call(each.eval(), batch)))
     scaled = {name.rpartition(".")[0] for site in sites for name in site.written}
     pairs = [
         (old, new)
-        for old, new in zip(before, tensors(graph.result), strict=True)
-        if new.is_floating_point() and scaled.isdisjoint(norm.call.module for norm in graph.value(new).channels)
+        for old, new, traced in zip(*outputs, tensors(graph.result), strict=True)
+        if new.is_floating_point() and scaled.isdisjoint(norm.call.module for norm in graph.value(traced).channels)
     ]
     if not pairs:
-        raise AdminError(
-            f"{type(root).__name__} gives a {type(graph.result).__name__}, in which no tensor is found to compare. "
-            "Call fold(model) without a batch, and compare what it gives before and after."
-        )
+        kind = type(graph.result).__name__
+        raise AdminError(f"found no tensor to compare in a {kind}. Fold without a batch, and compare the outputs.")
     allowed = max(TOLERANCE.get(dtype, torch.finfo(dtype).eps ** 0.5) for dtype in graph.types)  # autocast has several
     for old, new in pairs:
         moved = ~torch.isclose(old, new, rtol=0, atol=0, equal_nan=True)  # leaves out what a mask has put there

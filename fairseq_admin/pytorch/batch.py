@@ -63,11 +63,8 @@ def one_batch(function: Callable[P, R]) -> Callable[P, R]:
         try:
             inspect.signature(function).bind(*args, **kwargs)
         except TypeError as error:
-            name = function.__name__
-            raise AdminError(
-                f"{name}: {error}. A batch is one argument: {name}(model, batch), not {name}(model, **batch), and "
-                f"{name}(model, (x, mask)), not {name}(model, x, mask)."
-            ) from None
+            expected = "A batch is one argument: a mapping, or (x, mask)."
+            raise AdminError(f"{function.__name__}: {error}. {expected}") from None
         return function(*args, **kwargs)
 
     return checked

@@ -79,6 +79,8 @@ class Value:
     reads: list[Value] = field(default_factory=list)
     line: str = ""
     """The line of the model's code that made it."""
+    order: tuple[int, ...] = ()
+    """For a call that puts the axes of its argument into another order: the axes in that order."""
     time: int = field(default_factory=clock.__next__)
     readers: int = 0
     """The number of calls that read it."""
@@ -205,15 +207,16 @@ def written_scale(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tup
         no norm.
     """
     parameters = dict(module.named_parameters(recurse=False))
-    shapes = {parameter.shape for parameter in module.parameters()}
-    if len(parameters) < len(list(module.parameters())) or len(shapes) != 1 or len(*shapes) != 1 or shapes == {(1,)}:
+    shape, *others = {parameter.shape for parameter in module.parameters()} or {torch.Size()}
+    channels = max(shape, default=1)
+    if len(parameters) < len(list(module.parameters())) or others or not 1 < channels == shape.numel():
         return [], 0
     outputs = trial(partial(torch.func.functional_call, module), (parameters, args, kwargs), {})
-    before, factor = outputs(), random_scale(*shapes.pop())
+    before, factor = outputs(), random_scale(channels)
     if [tensor.shape for tensor in before] != [args[0].shape]:
         return [], 0
     for offsets in product((0.0, 1.0), repeat=len(parameters)):
-        written = [Scaling(offset=offset) for offset in offsets]
+        written = [Scaling(shape.index(channels), offset=offset) for offset in offsets]
         (after,) = outputs(*((id(p), scaling, factor) for p, scaling in zip(parameters.values(), written)))
         if axis := scaled_axis(before[0], after, factor):
             return written, axis

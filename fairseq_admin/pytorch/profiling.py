@@ -35,8 +35,9 @@ def real_positions(masks: dict[str, Any], batch_first: bool, decoder: bool, shap
     if not name:
         return None
     mask = masks[name]
-    real: Tensor = mask == 0 if "padding" in name else mask != (-100 if name == "labels" else 0)
-    real = real if batch_first else real.transpose(0, 1)
+    # A mask may be an object that is no tensor, and compares to one bool.
+    real = torch.as_tensor(mask == 0 if "padding" in name else mask != (-100 if name == "labels" else 0))
+    real = real if batch_first or real.dim() < 2 else real.transpose(0, 1)
     if real.shape == shape:
         return real.flatten().nonzero().squeeze(1)
     shapes = tuple(real.shape), tuple(shape)
@@ -123,7 +124,7 @@ def measure(root: nn.Module, attachment: Attached, batch: Any, rule: str) -> Ten
     ran = sum(len(measured.omega()) for measured in measures.values())
     if ran != len(attachment.sites):  # a model may leave layers out at random
         raise AdminError(
-            f"{ran} sub-layers ran in training mode; {len(attachment.sites)} did when the model was attached. "
-            "Switch off what leaves layers out (stochastic depth) while you profile."
+            f"{ran} sub-layers ran in training mode; {len(attachment.sites)} were expected, one for each omega. Switch "
+            "off what leaves layers out (stochastic depth) while you profile; profile no layer that runs twice."
         )
     return torch.cat([measures[stack[0]].omega() for stack in attachment.stacks])

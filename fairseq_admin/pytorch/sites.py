@@ -29,10 +29,7 @@ FACTOR = "add with alpha"
 GOES_ON = "reads a sum that goes on, as in Pre-LN"
 UNRELATED = "reads a sum of which no term depends on the other"
 FACTORED = "reads a sum with a factor at the shortcut, as DeepNorm's"
-NO_SOURCE = (
-    "reads a sum that is written over its shortcut (x += f(x); write x = x + f(x)), or whose shortcut no module is "
-    "given or returns (put its layer in a module)"
-)
+NO_SOURCE = "reads a sum written over its shortcut (x += f(x)), or whose shortcut no module is given (add nn.Identity)"
 KEEP = '; unfoldable="keep" trains it with an omega that could not be folded away'
 SKIP = 'Give unfoldable="skip" to leave such norms out, or name those that are to have one: sites=[...].'
 
@@ -54,7 +51,9 @@ class Site:
         self.calls = graph.calls[self.name]
         """The number of calls of the norm in a forward."""
         self.axis = norm.channels[norm]
-        """The axis of the channels in the sum, from the end."""
+        """The axis of the channels in the norm's argument, from the end."""
+        self.order = norm.reads[0].order
+        """The axes of the sum in the order in which the norm reads them; () if it reads the sum as it is."""
         self.sources = [(model.get_submodule(place.call.module), place.argument) for place in places(graph, norm, x)]
         """The modules that are given x, each with the name of the argument, or that return x ("")."""
         self.unfoldable = why_unfoldable(graph, norm, x) or ("" if self.sources else NO_SOURCE)
@@ -85,7 +84,7 @@ class Site:
         return {**vars(self), "shortcuts": {}}
 
     def shortcut(self, total: Tensor) -> Tensor:
-        """The x of a sum, in the sum's shape.
+        """The x of a sum, in the shape in which the norm reads the sum.
 
         Raises:
             AdminError: no source ran.
@@ -96,7 +95,9 @@ class Site:
                 "the norm alone; multiply a branch by 0 rather than leave it out."
             )
         x = self.shortcuts[total.device]
-        return x.reshape(total.shape) if x.numel() == total.numel() else x.expand_as(total)
+        shape = [total.shape[self.order.index(axis)] for axis in range(len(self.order))] or total.shape
+        x = x.reshape(shape) if x.numel() == total.numel() else x.expand(shape)
+        return x.permute(self.order) if self.order else x
 
     def hooks(self) -> Iterable[Any]:
         """Register the hooks. Yields their handles."""
@@ -121,35 +122,44 @@ class Site:
         return total + (x * omega.reshape(-1, *[1] * (-1 - self.axis))).to(total.dtype), *args[1:]
 
 
+def sums_of(norm: Value) -> list[Value]:
+    """The sum that a norm reads, perhaps with its axes in another order, and the sums that only this sum reads."""
+    sums = [norm.reads[0].reads[0] if norm.reads[0].order else norm.reads[0]]
+    for total in sums:  # grows: a term may be a sum, too
+        sums += [t for t in total.reads[:2] if t.made_by in ADDS and t.readers == 1 and len(t.reads) > 1]
+    return sums
+
+
 def shortcut_of(norm: Value) -> tuple[Value, str] | None:
     """The shortcut of the sum that a norm reads, and why the norm is no site ("" if it may be one).
 
     None: the norm reads no sum.
     """
-    total = norm.reads[0]
+    total, *inner = sums_of(norm)
     if total.made_by not in ADDS | {FACTOR} or len(total.reads) < 2:
         return None
-    x, f = sorted(total.reads[:2], key=lambda value: value.time)
-    before = f.ancestors()
-    if total.readers > 1:
+    terms = sorted((t for part in (total, *inner) for t in part.reads[:2] if t not in inner), key=lambda t: t.time)
+    others = {x: set().union(*(term.ancestors() for term in terms if term is not x)) for x in terms}
+    x = next((term for term in terms if term in others[term]), terms[0])
+    if max(total.readers, norm.reads[0].readers) > 1:
         return x, GOES_ON
-    if total.made_by == FACTOR and total.reads[0] is not x:
+    if terms.count(x) > 1 or total.made_by == FACTOR and total.reads[0] is not x:
         return x, FACTORED
-    if x in before or reads_unseen(f, x):
+    if x in others[x] or reads_unseen(total, x):
         return x, ""
-    if x.made_by in TIMES and before.intersection(x.reads) or f.made_by in TIMES and x.ancestors() & {*f.reads}:
-        return x, FACTORED
-    return x, UNRELATED
+    scaled = any(term.made_by in TIMES and others[term].intersection(term.reads) for term in terms)
+    return x, FACTORED if scaled else UNRELATED
 
 
-def reads_unseen(f: Value, x: Value) -> bool:
-    """Whether a branch depends on numbers that the trace cannot see, except through its shortcut."""
-    return any(value.made_by == UNSEEN for value in f.ancestors() - x.ancestors())
+def reads_unseen(total: Value, x: Value) -> bool:
+    """Whether a sum depends on numbers that the trace cannot see, except through its shortcut."""
+    return any(value.made_by == UNSEEN for value in total.ancestors() - x.ancestors())
 
 
 def writer_of(norm: Value, x: Value) -> Value | None:
     """The norm that wrote the shortcut x of another norm. None if x is only a part of its output, as in Funnel."""
-    axis = norm.channels[norm]
+    axis, order = norm.channels[norm], norm.reads[0].order
+    axis = order[axis] - len(order) if order else axis
     return next((writer for writer in x.channels if x.channels[writer] == axis and writer.size == x.size), None)
 
 
@@ -158,8 +168,7 @@ def places(graph: Trace, norm: Value, x: Value) -> list[Handover]:
 
     Inside as well, because transformers' layers put their forward into a checkpoint without their hooks.
     """
-    total = norm.reads[0]
-    if total.made_by in IN_PLACE and total.reads[0] is x:
+    if any(total.made_by in IN_PLACE and total.reads[0] is x for total in sums_of(norm)):
         return []
     # A module that is called more often than the norm, or another call of the norm, would leave another x.
     name, calls = norm.call.module, graph.calls
@@ -183,7 +192,7 @@ def why_unfoldable(graph: Trace, norm: Value, x: Value) -> str:
         return "reads what the trace cannot see (a custom autograd function?)"
     ways = [*writer.written, *writer.readings]
     for way, value in ways:
-        if way is None and value is not norm.reads[0]:
+        if way is None and value not in sums_of(norm):
             return f"has a shortcut that is also read by {place_of(graph.model, value)}"
         if way and [other for other, scaled in ways if scaled is value] != [way] * value.readers:
             return f"would be folded into {value.call.module}, which is used elsewhere too"

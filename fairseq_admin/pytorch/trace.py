@@ -33,6 +33,8 @@ ADDS = IN_PLACE | frozenset("add __add__ __radd__".split())
 TIMES = frozenset("mul __mul__ __rmul__".split())
 SAME = frozenset("view view_as reshape to type_as float contiguous".split())
 """Functions whose result has the same numbers in the same order."""
+MOVES = frozenset("transpose permute swapaxes movedim".split())
+"""Functions that put axes into another order."""
 
 
 def users_line() -> str:
@@ -99,6 +101,8 @@ class Trace(TorchFunctionMode):
         if ("layer_norm" in name or "rms_norm" in name) and self.value(args[0]).made_by in ADDS:
             self.strangers[self.running[-1].module] = f"calls {name} without a weight of its own for each channel"
         made = self.record(name, [value for _, value in inputs], tensors_made)
+        if args and name in MOVES:  # the sizes of this example say where each axis goes
+            made[0].order = tuple(func(torch.empty(*range(result.dim())), *args[1:], **kwargs).shape)
         for norm in {norm for _, value in inputs for norm in value.channels} if made else ():
             flow.propagate_scale(norm, flow.trial(func, args, kwargs), inputs, made)
         return result
