@@ -156,6 +156,7 @@ FOLDED = {
         conv=lambda: nn.Conv1d(8, 8, 3, padding=1, groups=8, bias=False),
     ),
     "a factor of the branch": kind(forward=lambda self, x: self.norm(torch.add(x, self.fc1(x).tanh(), alpha=0.5))),
+    "a branch that is subtracted, as in ETSformer": kind(forward=lambda self, x: self.norm(x - self.fc1(x).tanh())),
     "an identity": kind(forward=lambda self, x: self.norm(self.skip(x) + self.fc1(x).tanh()), skip=nn.Identity),
     "a table that is no buffer": kind(lambda self, x: self.fc1(x) * self.table[0], table=lambda: (X[0],)),
     "shapes": kind(lambda self, x: self.fc1(x) + torch.zeros_like(x) + x.new_ones(x.shape)),
@@ -252,14 +253,20 @@ NO_SITE = {
         kind(forward=lambda self, x: x + self.fc1(self.norm(x))),
         f"layers.1.norm, layers.2.norm reads a sum that goes on, as in Pre-LN; {NO_SHORTCUT}",
     ),
+    "two sub-layers before a norm, as in Conformer": (
+        kind(forward=lambda self, x: self.norm((y := x + self.fc1(x)) + self.fc2(y))),
+        f"{NORMS} reads a sum whose shortcut no norm wrote",
+    ),
     "a norm before the sum, as in Swin v2": (kind(forward=lambda self, x: x + self.norm(self.fc1(x))), NO_SHORTCUT),
     "DeepNorm": (kind(forward=lambda self, x: self.norm(1.5 * x + self.fc1(x))), FACTOR),
+    "two factors, as in TFT": (kind(forward=lambda self, x: self.norm(1.5 * x * 2.0 + self.fc1(x))), FACTOR),
     "DeepNorm, the branch first": (kind(forward=lambda self, x: self.norm(self.fc1(x) + 1.5 * x)), FACTOR),
     "a shortcut that only training changes": (
         kind(forward=lambda self, x: self.norm(self.locked(x) + self.fc1(x)), locked=lambda: Locked()),
         f"{NORMS} reads a sum of which no term depends on the other",
     ),
     "alpha": (kind(forward=lambda self, x: self.norm(torch.add(self.fc1(x), x, alpha=2.0))), FACTOR),
+    "the shortcut subtracted": (kind(forward=lambda self, x: self.norm(self.fc1(x) - x)), FACTOR),
     "the shortcut twice": (kind(forward=lambda self, x: self.norm(x + self.fc1(x) + x)), FACTOR),
     "a function": (
         kind(forward=lambda self, x: functional.layer_norm(x + self.fc1(x), (8,), self.fc1.bias)),
@@ -609,7 +616,7 @@ def test_a_batch_is_one_argument_and_no_name_in_it_is_ours():
 def test_a_batch_in_several_arguments_is_refused_in_one_line(call):
     name = call.__name__
     for args, kwargs in (((X, X), {}), ((), {"input_ids": X}), ((X,), {"mask": X})):
-        with pytest.raises(ValueError, match=rf"^{name}: .* A batch is one argument: a mapping, or \(x, mask\)\.$"):
+        with pytest.raises(ValueError, match=rf"^{name}: .* Give one batch: a mapping or a tuple \(x, mask\)\.$"):
             call(Stack(Layer), *args, **kwargs)
 
 

@@ -203,8 +203,7 @@ def attach(
         norm, weight = site.norm, next(site.norm.parameters())
         by_depth = omega_from_depth(str(omega), sublayers) if omega != 1 and site.learned else 1
         norm.register_buffer("omega_init", torch.full_like(weight.flatten(), by_depth))
-        zeros = torch.zeros_like(norm.omega_init)
-        norm.omega_delta = nn.Parameter(zeros, weight.requires_grad) if site.learned else 0.0
+        norm.omega_delta = nn.Parameter(0 * norm.omega_init, weight.requires_grad) if site.learned else 0.0
         attachment.undo += [handle.remove for handle in site.hooks()]
     attachment.undo.append(model.register_forward_pre_hook(attachment.forget, with_kwargs=True).remove)
     # torch's encoders make nested tensors of padded batches, and hooks cannot handle those.

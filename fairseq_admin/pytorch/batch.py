@@ -63,8 +63,7 @@ def one_batch(function: Callable[P, R]) -> Callable[P, R]:
         try:
             inspect.signature(function).bind(*args, **kwargs)
         except TypeError as error:
-            expected = "A batch is one argument: a mapping, or (x, mask)."
-            raise AdminError(f"{function.__name__}: {error}. {expected}") from None
+            raise AdminError(f"{function.__name__}: {error}. Give one batch: a mapping or a tuple (x, mask).") from None
         return function(*args, **kwargs)
 
     return checked

@@ -24,8 +24,8 @@ from .channel_flow import ARGUMENT, UNSEEN, Handover, Value
 from .folding import whole
 from .trace import ADDS, IN_PLACE, TIMES, Trace
 
-FACTOR = "add with alpha"
-"""A sum with a factor at its second term, which is the branch or the shortcut."""
+FACTORS = frozenset(["add with alpha", "sub", "__sub__"])
+"""Sums with a factor at the second term, which is the branch or the shortcut."""
 GOES_ON = "reads a sum that goes on, as in Pre-LN"
 UNRELATED = "reads a sum of which no term depends on the other"
 FACTORED = "reads a sum with a factor at the shortcut, as DeepNorm's"
@@ -136,18 +136,18 @@ def shortcut_of(norm: Value) -> tuple[Value, str] | None:
     None: the norm reads no sum.
     """
     total, *inner = sums_of(norm)
-    if total.made_by not in ADDS | {FACTOR} or len(total.reads) < 2:
+    if total.made_by not in ADDS | FACTORS or len(total.reads) < 2:
         return None
     terms = sorted((t for part in (total, *inner) for t in part.reads[:2] if t not in inner), key=lambda t: t.time)
     others = {x: set().union(*(term.ancestors() for term in terms if term is not x)) for x in terms}
     x = next((term for term in terms if term in others[term]), terms[0])
     if max(total.readers, norm.reads[0].readers) > 1:
         return x, GOES_ON
-    if terms.count(x) > 1 or total.made_by == FACTOR and total.reads[0] is not x:
+    if terms.count(x) > 1 or total.made_by in FACTORS and total.reads[0] is not x:
         return x, FACTORED
     if x in others[x] or reads_unseen(total, x):
         return x, ""
-    scaled = any(term.made_by in TIMES and others[term].intersection(term.reads) for term in terms)
+    scaled = [term for term in terms if term.made_by in TIMES and others[term] & {*term.reads, *term.channels}]
     return x, FACTORED if scaled else UNRELATED
 
 
@@ -230,10 +230,10 @@ def find_sites(
     off = graph.strangers | {name: why for name, (_, why) in shortcuts.items() if why}
     if chosen is None:
         # A norm whose shortcut no norm wrote starts a stack, in a layer like the others, or is no site (embeddings).
-        layers = {name: type(model.get_submodule(name.rpartition(".")[0])) for name in shortcuts.keys() - off.keys()}
+        layers = {name: type(model.get_submodule(name.rpartition(".")[0])) for name in shortcuts if name not in off}
         inside = {layer for name, layer in layers.items() if shortcuts[name][0].channels}
         chosen = [name for name, layer in layers.items() if layer in inside]
-        off |= dict.fromkeys(layers.keys() - set(chosen), "reads a sum whose shortcut no norm wrote")
+        off |= {name: "reads a sum whose shortcut no norm wrote" for name in layers if name not in chosen}
     elif wrong := [name for name in chosen if name not in shortcuts or name in off]:
         raise AdminError(f"{wrong[0]} {off.get(wrong[0], 'is not a norm that alone reads a sum x + f(x)')}.")
     stacks: list[list[Site]] = []
