@@ -301,15 +301,15 @@ def compare(root: nn.Module, stock: nn.Module, batch: Any, sites: list[Site]) ->
 
     The comparison leaves out inner streams that a model returns (hidden states, mems), because the fold scales them.
     """
-    graph, outputs = Trace(stock, batch), []
-    for each in (root, stock):  # from one random state: a model may draw numbers in evaluation, too
-        with undisturbed(each):
-            outputs.append(tensors(call(each.eval(), batch)))
+    graph = Trace(stock, batch)
+    with undisturbed(root):
+        root.eval()
+        before = tensors(call(root, batch))
     scaled = {name.rpartition(".")[0] for site in sites for name in site.written}
     pairs = [
         (old, new)
-        for old, new, traced in zip(*outputs, tensors(graph.result), strict=True)
-        if new.is_floating_point() and scaled.isdisjoint(norm.call.module for norm in graph.value(traced).channels)
+        for old, new in zip(before, tensors(graph.result), strict=True)
+        if new.is_floating_point() and scaled.isdisjoint(norm.call.module for norm in graph.value(new).channels)
     ]
     if not pairs:
         kind = type(graph.result).__name__

@@ -1,7 +1,7 @@
 """The sites of a model, found in the graph of one forward, and the hooks that scale their shortcuts.
 
 A site is a sum x + f(x) that only a norm reads, as in Post-LN. (In Pre-LN the sum goes on.) x is the shortcut: the term
-on which the other term depends. For each site the graph also says where hooks can take x, and what the fold needs: the
+on which another term depends. For each site the graph also says where hooks can take x, and what the fold needs: the
 norm that wrote x, and the weights that read x. Those weights have to undo a scale that only the shortcut should have.
 
 Hooks take x in the smallest module call around the norm: as that call's input, or as the output of a module inside it.

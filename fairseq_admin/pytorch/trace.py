@@ -58,6 +58,8 @@ class Trace(TorchFunctionMode):
         self.model = model
         self.names = {module: name for name, module in model.named_modules()}
         self.running = [Call("")]
+        self.devices = list({parameter.device for parameter in model.parameters() if parameter.is_cuda})
+        """The GPUs of the model. Trials leave their random states, and the CPU's, as in a plain forward."""
         self.norm: object = None
         """The norm that runs now. Calls inside a norm are not recorded."""
         self.calls: Counter[str] = Counter()
@@ -104,7 +106,8 @@ class Trace(TorchFunctionMode):
         if args and name in MOVES:  # the sizes of this example say where each axis goes
             made[0].order = tuple(func(torch.empty(*range(result.dim())), *args[1:], **kwargs).shape)
         for norm in {norm for _, value in inputs for norm in value.channels} if made else ():
-            flow.propagate_scale(norm, flow.trial(func, args, kwargs), inputs, made)
+            with torch.random.fork_rng(self.devices):
+                flow.propagate_scale(norm, flow.trial(func, args, kwargs), inputs, made)
         return result
 
     def renames(self, name: str, args: tuple, result: Any) -> bool:
@@ -138,7 +141,8 @@ class Trace(TorchFunctionMode):
             self.hand_over(call, argument, tensor)
         if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
             self.norm = self  # the trial itself is not recorded
-            self.written, self.axis = flow.written_scale(module, args, kwargs)
+            with torch.random.fork_rng(self.devices):
+                self.written, self.axis = flow.written_scale(module, args, kwargs)
             self.norm = module if self.axis else None
 
     def hand_over(self, call: Call, argument: str, tensor: Any) -> None:
