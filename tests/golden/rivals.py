@@ -16,20 +16,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import kinds
 import torch
 from golden import omega
 
 SHOWN = 4
 LARGEST_NORM = 10.0
 """DT-Fixup's μ."""
-SIDES = ("encoder", "decoder")
-SIZES = {
-    "encoder_layers": 4,
-    "decoder_layers": 2,
-    **{f"{side}_embed_dim": 32 for side in SIDES},
-    **{f"{side}_ffn_embed_dim": 64 for side in SIDES},
-    **{f"{side}_attention_heads": 4 for side in SIDES},
-}
+SIZES = {**kinds.SIZES, "encoder_layers": 4}
 
 
 def table(scheme: str) -> Path:
