@@ -6,11 +6,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import TRAIN, Run, run_module, train
+from conftest import TRAIN, run_module, train
 
 from fairseq_admin import cli
 
@@ -26,11 +25,6 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = ["fold", str(folder / "last.pt"), "-o", str(folder / "folded.pt"), "--data", str(corpus)]
     assert cli.main(command) == 0
     return folder
-
-
-def python(*arguments: object, env: dict[str, str], cwd: Path, text: str = "") -> subprocess.CompletedProcess:
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, env=env, cwd=cwd, input=text, capture_output=True, text=True)
 
 
 def hypotheses(output: str) -> dict[int, tuple[str, float]]:
@@ -53,29 +47,17 @@ def unfolded(corpus: Path, trained: Path) -> dict[int, tuple[str, float]]:
     return hypotheses(run_module("fairseq_cli.generate", *arguments, log=trained / "generate.log").output)
 
 
-def test_generate(corpus, trained, unfolded, without_plugin, tmp_path):
-    arguments = [corpus, "--path", trained / "folded.pt", "--gen-subset", "test", *SEARCH]
-    result = python("-m", "fairseq_cli.generate", *arguments, env=without_plugin, cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [("generate", ["--gen-subset", "test"]), ("interactive", ["--buffer-size", 20, "--max-tokens", 1000])],
+)
+def test_translations(command, options, corpus, trained, unfolded, without_plugin, tmp_path):
+    sources = (corpus.parent / "test.a").read_text()
+    arguments = [corpus, "--path", trained / "folded.pt", *options, *SEARCH]
+    line = [sys.executable, "-m", f"fairseq_cli.{command}", *map(str, arguments)]
+    result = subprocess.run(line, env=without_plugin, cwd=tmp_path, input=sources, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-4000:]
     assert len(unfolded) == 20 and same(hypotheses(result.stdout), unfolded)
-
-
-def test_interactive(corpus, trained, unfolded, without_plugin, tmp_path):
-    sources = (corpus.parent / "test.a").read_text()
-    arguments = [corpus, "--path", trained / "folded.pt", "--buffer-size", 20, "--max-tokens", 1000, *SEARCH]
-    result = python("-m", "fairseq_cli.interactive", *arguments, env=without_plugin, cwd=tmp_path, text=sources)
-    assert result.returncode == 0, result.stderr[-4000:]
-    assert same(hypotheses(result.stdout), unfolded)
-
-
-def test_validate(corpus: Path, trained: Path, run: Callable[..., Run]) -> None:
-    """fairseq-validate prints the same loss as training, with the criterion that the checkpoint names."""
-    arguments = ["--path", trained / "folded.pt", "--valid-subset", "valid", "--max-tokens", 300, "--cpu"]
-    arguments += ["--num-workers", 0]
-    result = run("fairseq_cli.validate", corpus, "--task", "translation", *arguments)
-    assert result.status == 0, result.output[-4000:]
-    printed = (trained / "log0").read_text().rsplit("valid on 'valid' subset | loss ")[-1].split()[0]
-    assert f"loss {printed} " in result.output, result.output[-500:]
 
 
 def test_fine_tuning_stock(corpus: Path, trained: Path, tmp_path: Path) -> None:
