@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import logging
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import reference
 import torch
-from conftest import ROOT
+from conftest import python
 
 from fairseq_admin import cli
 from fairseq_admin.checkpoints import averaging, files
@@ -128,8 +126,7 @@ def test_files_are_anywhere(line: str) -> None:
 def test_help_answers_at_once() -> None:
     """Does --help import nothing that takes seconds, and state the real default of --last?"""
     code = "import sys; from fairseq_admin import cli; cli.parsers(); print({'torch', 'fairseq'} & {*sys.modules})"
-    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert process.stdout == "set()\n"
+    assert python(code, check=True).stdout == "set()\n"
     help_text = " ".join(cli.parsers()[1]["average"].format_help().split())
     assert f"default: {averaging.LAST})" in help_text
 

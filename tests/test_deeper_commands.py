@@ -119,10 +119,7 @@ def test_verbs_that_are_not_for_it(trained: Path, tmp_path: Path, capsys: pytest
     path, out = str(trained / "checkpoint_last.pt"), str(tmp_path / "out")
     for command, message in (
         (["translate", path], "was trained for the task 'sentence_prediction'; expected 'translation'"),
-        (
-            ["fold", path, "-o", out],
-            "is of deeper_admin; only transformer_admin and transformer_lm_admin can be folded",
-        ),
+        (["fold", path, "-o", out], "is of deeper_admin; only transformer_admin and transformer_lm_admin can be"),
         (["export", path, "--to", "ctranslate2", "-o", out], "its architecture is deeper_admin_tiny"),
         (["analyze", "omega", path, "-o", out], "is a deeper_admin_tiny; a checkpoint of a model of"),
     ):

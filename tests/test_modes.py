@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import shutil
 import socket
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -300,25 +298,6 @@ def test_two_processes(corpus: Path, tmp_path: Path) -> None:
     assert "profiled by rule" not in "".join(two_processes(corpus, resumed, *small, *TO_10))
     assert_same_state(last(resumed[0]), last(whole[0]))
     assert_same_state(last(resumed[1]), last(whole[0]))
-
-
-@pytest.mark.slow
-def test_killed_and_started_again(corpus: Path, tmp_path: Path, start: Callable) -> None:
-    """Does a run that is killed with SIGKILL in mid-epoch, then restarted, end with an undisturbed run's tensors?"""
-    options = ["--save-interval-updates", 5, "--keep-interval-updates", 1, "--max-update", 24]
-    train(corpus, tmp_path / "whole", *options)
-    (tmp_path / "killed").mkdir()
-    log = tmp_path / "killed.log"
-    process = start("fairseq_cli.train", corpus, *TRAIN, *options, "--save-dir", tmp_path / "killed", log=log)
-    deadline = time.monotonic() + 300
-    while not (log.exists() and "Saved checkpoint" in log.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    process.kill()
-    process.join()
-    assert process.exitcode == -9 and "done training" not in log.read_text()
-    again = train(corpus, tmp_path / "killed", *options)
-    assert "(epoch 1 @ " in again.output and "profiled by rule" not in again.output
-    assert_same_state(last(tmp_path / "killed"), last(tmp_path / "whole"))
 
 
 TIED = "share_all_embeddings: true"

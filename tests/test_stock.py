@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import TRAIN, run_module, train
+from conftest import SEARCH, TRAIN, generate, hypotheses, train
+from reference import TINY
 
 from fairseq_admin import cli
-
-SEARCH = "--cpu --beam 2 --max-len-b 20 --required-batch-size-multiple 1 --num-workers 0".split()
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +26,6 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def hypotheses(output: str) -> dict[int, tuple[str, float]]:
-    """Parse the output of fairseq-generate or fairseq-interactive: number -> (hypothesis, score)."""
-    parsed = {int(m[1]): (m[3], float(m[2])) for m in re.finditer(r"^H-(\d+)\t(\S+)\t(.*)$", output, re.MULTILINE)}
-    assert parsed, output[-4000:]
-    return parsed
-
-
 def same(one: dict[int, tuple[str, float]], other: dict[int, tuple[str, float]]) -> bool:
     """Whether hypotheses are equal and scores close: log-probabilities may differ by 1e-5 per word, of at most 20."""
     assert one.keys() == other.keys()
@@ -43,8 +35,7 @@ def same(one: dict[int, tuple[str, float]], other: dict[int, tuple[str, float]])
 @pytest.fixture(scope="module")
 def unfolded(corpus: Path, trained: Path) -> dict[int, tuple[str, float]]:
     """The unfolded model's hypotheses for the test set."""
-    arguments = [corpus, "--user-dir", "fairseq_admin", "--path", trained / "last.pt", "--gen-subset", "test", *SEARCH]
-    return hypotheses(run_module("fairseq_cli.generate", *arguments, log=trained / "generate.log").output)
+    return generate(corpus, trained / "last.pt", log=trained / "generate.log")
 
 
 @pytest.mark.parametrize(
@@ -62,10 +53,7 @@ def test_translations(command, options, corpus, trained, unfolded, without_plugi
 
 def test_fine_tuning_stock(corpus: Path, trained: Path, tmp_path: Path) -> None:
     """Stock fairseq-train continues from the folded weights: its first loss is near the last, not the initial, loss."""
-    sizes = [f"--{s}-{n}={v}" for s in ("encoder", "decoder") for n, v in (("layers", 2), ("embed-dim", 64))]
-    sizes += [
-        f"--{s}-{n}={v}" for s in ("encoder", "decoder") for n, v in (("ffn-embed-dim", 128), ("attention-heads", 4))
-    ]
+    sizes = [f"--{name.replace('_', '-')}={size}" for name, size in TINY.items()]
     options = [option for option in TRAIN if option not in ("--user-dir", "fairseq_admin")]
     options[options.index("transformer_admin_tiny")] = "transformer"
     options[options.index("radam")] = "adam"

@@ -10,15 +10,13 @@ import json
 import math
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, Run, one_line_error, run_module, train
+from conftest import Run, needs, one_line_error, preprocess, python, train
 
 from fairseq_admin import cli
 from fairseq_admin.checkpoints import files
@@ -67,10 +65,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "codes").write_text("".join(f"{merge}\n" for merge in merges))
     for (name, language), lines in tokens.items():
         (folder / f"{name}.{language}").write_text("".join(f"{line}\n" for line in BPE(folder / "codes").apply(lines)))
-    prefixes = [f"--{name}pref={folder / name}" for name in raw]
-    arguments = ["-s", "de", "-t", "en", *prefixes, "--destdir", folder / "bin", "--joined-dictionary"]
-    result = run_module("fairseq_cli.preprocess", *arguments, log=folder / "log")
-    assert result.status == 0, result.output
+    preprocess(folder, "-s", "de", "-t", "en", "--joined-dictionary")
     return folder
 
 
@@ -106,7 +101,7 @@ def folded(admin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ct2(folded: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model, exported to CTranslate2."""
-    pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
+    needs("ctranslate2")
     folder = tmp_path_factory.mktemp("ct2") / "model"
     assert command("export", folded, "--to", "ctranslate2", "-o", folder, "--data", data) == 0
     return folder
@@ -236,7 +231,7 @@ def test_ctranslate2_needs_no_torch(ct2: Path, tmp_path: Path) -> None:
     arguments = ["translate", str(ct2), str(tmp_path / "in"), "-o", str(tmp_path / "out")]
     imported = "{'torch', 'fairseq'} & {*sys.modules}"
     code = f"import sys; from fairseq_admin import cli; cli.main({arguments}); print({imported})"
-    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    process = python(code, check=True)
     assert process.stdout == "set()\n" and (tmp_path / "out").exists(), process.stderr
 
 
