@@ -83,12 +83,8 @@ def _export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write, new or empty")
     _text(parser)
     parser.add_argument("--quantization", metavar="TYPE", help="CTranslate2's type of weights (default: float32)")
-    parser.add_argument(
-        "--tolerance",
-        type=above_zero,
-        default=1e-4,
-        help="largest difference in float32 (default: 1e-4)",
-    )
+    tolerance = "largest difference in float32 (default: 1e-4)"
+    parser.add_argument("--tolerance", type=above_zero, default=1e-4, help=tolerance)
 
 
 def _report(parser: argparse.ArgumentParser) -> None:

@@ -248,20 +248,9 @@ class RAdam(Optimizer):
             torch._foreach_copy_(masters, chunk.params)
             torch._foreach_copy_(grads, halves)
         update = fused_step if self.fused and has_kernel(masters[0].device) else plain_step
-        beta1, beta2 = group["betas"]
-        update(
-            masters,
-            grads,
-            chunk.moments,
-            chunk.squares,
-            int(chunk.step) + 1,
-            grad_scale=scale,
-            lr=group["lr"],
-            beta1=beta1,
-            beta2=beta2,
-            eps=group["eps"],
-            weight_decay=group["weight_decay"],
-        )
+        options = {name: group[name] for name in ("lr", "eps", "weight_decay")}
+        options |= zip(("beta1", "beta2"), group["betas"])
+        update(masters, grads, chunk.moments, chunk.squares, int(chunk.step) + 1, grad_scale=scale, **options)
         chunk.step.add_(1)
         if masters is not chunk.params:
             torch._foreach_copy_(chunk.params, masters)

@@ -49,49 +49,43 @@ OUTSIDE = {"update_freq": [1], "log_interval": 100, "save_dir": "checkpoints"}
 """Options of fairseq's trainer that our models read, with fairseq's defaults."""
 
 
+def _option(default: Any, text: str) -> Any:
+    """An option of the command line: its default and its help."""
+    return field(default=default, metadata={"help": text})
+
+
 @dataclass
 class AdminOptions(FairseqDataclass):
     """Admin's options, for every model."""
 
-    admin_scheme: ChoiceEnum(tuple(SCHEMES)) = field(  # type: ignore[valid-type]
-        default="admin",
-        metadata={"help": "the residual scheme: norm, shortcut, branch and initial weights (the table in schemes.py)"},
+    admin_scheme: ChoiceEnum(tuple(SCHEMES)) = _option(  # type: ignore[valid-type]
+        "admin", "the residual scheme: norm, shortcut, branch and initial weights (the table in schemes.py)"
     )
-    admin_init: ChoiceEnum(RULES) = field(  # type: ignore[valid-type]
-        default="reference",
-        metadata={
-            "help": "rule that sets the shortcut scales omega: from the first training batch as the authors' code does "
-            "(reference) or as the paper says (paper), or from the depth alone (log, constant)"
-        },
+    admin_init: ChoiceEnum(RULES) = _option(  # type: ignore[valid-type]
+        "reference",
+        "rule that sets the shortcut scales omega: from the first training batch as the authors' code does (reference) "
+        "or as the paper says (paper), or from the depth alone (log, constant)",
     )
-    admin_ffn_init: Optional[ChoiceEnum(FFN_LAWS)] = field(  # type: ignore[valid-type]
-        default=None,
-        metadata={
-            "help": "initial feed-forward weights: Xavier-uniform with zero bias, as in the papers' fairseq (xavier), "
-            "or as in today's (stock); default: by the scheme's row of the table"
-        },
+    admin_ffn_init: Optional[ChoiceEnum(FFN_LAWS)] = _option(  # type: ignore[valid-type]
+        None,
+        "initial feed-forward weights: Xavier-uniform with zero bias, as in the papers' fairseq (xavier), or as in "
+        "today's (stock); default: by the scheme's row of the table",
     )
-    admin_profile_tokens: int = field(
-        default=8192,
-        metadata={"help": "profile on at most this many tokens of the first training batch, padding included"},
+    admin_profile_tokens: int = _option(
+        8192, "profile on at most this many tokens of the first training batch, padding included"
     )
-    admin_max_skipped_updates: int = field(
-        default=100,
-        metadata={"help": "stop training after this many updates skipped in a row (overflow, OOM); 0: never"},
+    admin_max_skipped_updates: int = _option(
+        100, "stop training after this many updates skipped in a row (overflow, OOM); 0: never"
     )
-    admin_fast: ChoiceEnum(("on", "off", "graph")) = field(  # type: ignore[valid-type]
-        default="on",
-        metadata={
-            "help": "faster layers that compute the same (off: fairseq's own, to compare; graph: on one GPU, replay "
-            "the steps of label_smoothed_cross_entropy_fast as CUDA graphs)"
-        },
+    admin_fast: ChoiceEnum(("on", "off", "graph")) = _option(  # type: ignore[valid-type]
+        "on",
+        "faster layers that compute the same (off: fairseq's own, to compare; graph: on one GPU, replay the steps of "
+        "label_smoothed_cross_entropy_fast as CUDA graphs)",
     )
-    admin_monitor: int = field(
-        default=0,
-        metadata={
-            "help": "every N updates, log the branches' share and variance and the gradient's norm by stack, "
-            "and warn of signs of divergence (0: only omega, once an interval of the log)"
-        },
+    admin_monitor: int = _option(
+        0,
+        "every N updates, log the branches' share and variance and the gradient's norm by stack, and warn of signs of "
+        "divergence (0: only omega, once an interval of the log)",
     )
     update_freq: List[int] = II("optimization.update_freq")
     log_interval: int = II("common.log_interval")
@@ -112,18 +106,16 @@ class TransformerLMAdminConfig(AdminOptions, _flat(TransformerLanguageModelConfi
 class DeeperOptions(FairseqDataclass):
     """The options of `deeper_admin`. The encoder's rate, and no dropout in the new layers, are DT-Fixup's."""
 
-    more_layers: int = field(default=0, metadata={"help": "new layers on top of the encoder"})
-    more_scheme: Optional[ChoiceEnum(tuple(SCHEMES))] = field(  # type: ignore[valid-type]
-        default=None, metadata={"help": "the new layers' residual scheme"}
+    more_layers: int = _option(0, "new layers on top of the encoder")
+    more_scheme: Optional[ChoiceEnum(tuple(SCHEMES))] = _option(  # type: ignore[valid-type]
+        None, "the new layers' residual scheme"
     )
-    more_dropout: float = field(default=0.0, metadata={"help": "dropout of every kind in the new layers"})
-    pretrained_lr_factor: float = field(
-        default=0.008,
-        metadata={"help": "factor of the encoder's learning rate; 0: the encoder is frozen, 1: any optimizer works"},
+    more_dropout: float = _option(0.0, "dropout of every kind in the new layers")
+    pretrained_lr_factor: float = _option(
+        0.008, "factor of the encoder's learning rate; 0: the encoder is frozen, 1: any optimizer works"
     )
-    profile_sentences: int = field(
-        default=0,
-        metadata={"help": "number of training sentences on which DT-Fixup's largest norm is measured (0: all)"},
+    profile_sentences: int = _option(
+        0, "number of training sentences on which DT-Fixup's largest norm is measured (0: all)"
     )
 
 

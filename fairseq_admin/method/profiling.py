@@ -131,13 +131,9 @@ def profile(model: BaseFairseqModel, words: Mapping[str, Tensor], rule: str, tok
 
     _, summary = profile_stacks(norms, measure_what_fits, from_first_rank)
     counts = {labels[side]: int(words[side][:sentences].ne(stacks[side].padding_idx).sum()) for side in words}
-    logger.info(
-        "Admin: profiled by rule %s on %s tokens in %.2f s: %s",
-        rule,
-        " and ".join(f"{count} {side}".rstrip() for side, count in counts.items()),
-        time.perf_counter() - start,
-        summary,
-    )
+    text = " and ".join(f"{count} {side}".rstrip() for side, count in counts.items())
+    seconds = time.perf_counter() - start
+    logger.info("Admin: profiled by rule %s on %s tokens in %.2f s: %s", rule, text, seconds, summary)
     return {
         "rule": rule,
         **{f"{side}_tokens".lstrip("_"): count for side, count in counts.items()},

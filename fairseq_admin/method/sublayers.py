@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -110,45 +110,30 @@ def watch(
         # A fast stack knows whether it is batch-first only while it runs.
         return real_positions(tokens, stack.padding_idx, getattr(stack, "batch_first", False))
 
-    for number, layer in enumerate(layers_of(stack)):
-        _watch_layer(layer, partial(Sublayer, layer=number), find_real, see, replacements)
+    def watch_layer(number: int, layer: Any) -> None:
+        names = norms_of(layer)
+        coming = iter(names)
+        add = layer.residual_connection
+
+        def residual_connection(branch: Tensor, shortcut: Tensor) -> Any:
+            name = next(coming)
+            norm = getattr(layer, name)
+            after = not layer.normalize_before and isinstance(norm, nn.LayerNorm)
+            total = add(branch if replacements is None else next(replacements), shortcut)
+            if name == names[-1]:
+                del layer.residual_connection
+            kind = name.replace("_layer_norm", "").replace("final", "ffn")
+            bottom = norm.bottom if isinstance(norm, BottomNorm) else None
+            output = shortcut if after else total
+            a, b = _scales(layer, norm)
+            see(Sublayer(number, kind, branch, shortcut, a, b, norm if after else None, bottom, output, find_real()))
+            return total
+
+        layer.residual_connection = residual_connection
         undo.callback(vars(layer).pop, "residual_connection", None)
 
-
-def _watch_layer(
-    layer: Any,
-    make: Callable[..., Sublayer],
-    find_real: Callable[[], Tensor],
-    see: Callable[[Sublayer], object],
-    branches: Iterator[Tensor] | None,
-) -> None:
-    names = norms_of(layer)
-    coming = iter(names)
-    add = layer.residual_connection
-
-    def residual_connection(branch: Tensor, shortcut: Tensor) -> Any:
-        name = next(coming)
-        norm = getattr(layer, name)
-        after = not layer.normalize_before and isinstance(norm, nn.LayerNorm)
-        a, b = _scales(layer, norm)
-        total = add(branch if branches is None else next(branches), shortcut)
-        if name == names[-1]:
-            del layer.residual_connection
-        sublayer = make(
-            kind=name.replace("_layer_norm", "").replace("final", "ffn"),
-            branch=branch,
-            shortcut=shortcut,
-            a=a,
-            b=b,
-            norm=norm if after else None,
-            bottom=norm.bottom if isinstance(norm, BottomNorm) else None,
-            output=shortcut if after else total,
-            real=find_real(),
-        )
-        see(sublayer)
-        return total
-
-    layer.residual_connection = residual_connection
+    for number, layer in enumerate(layers_of(stack)):
+        watch_layer(number, layer)
 
 
 @contextlib.contextmanager
