@@ -237,7 +237,8 @@ def resume(data: Path, saved: Path, folder: Path, *arguments: object, **more: An
 
 
 SEARCH = "--cpu --beam 2 --max-len-b 20 --required-batch-size-multiple 1 --num-workers 0".split()
-"""Options of fairseq's search. (fairseq's main branch skips the last sentences if they do not fill a batch of 8.)"""
+"""Options of fairseq's search. fairseq's main branch skips the last sentences if they do not fill a batch of 8, and a
+data-loading worker would outlive a process that exits without cleanup."""
 
 
 def hypotheses(output: str) -> dict[int, tuple[str, float]]:

@@ -18,9 +18,6 @@ from fairseq_admin.checkpoints import files
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
 
 SENTENCE = "w1 w2 w3 w4"
-USER_DIR = ["--user-dir", "fairseq_admin"]
-# A data-loading worker would outlive the test's process, which exits without cleanup.
-NO_WORKERS = ["--num-workers", 0]
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +45,8 @@ def test_validate(corpus: Path, trained: Path, tmp_path: Path, run: Callable[...
     state["extra_state"].update({"val_loss": numpy.float64(7.0), "old": Namespace(arch="transformer_admin")})
     Checkpoint(state).write(tmp_path / "changed.pt")
     options = ["--valid-subset", "valid", "--path", tmp_path / "changed.pt", "--max-tokens", 300, "--cpu"]
-    options += ["--task", "translation", *NO_WORKERS]
-    validated = run("fairseq_cli.validate", corpus, *USER_DIR, *options)
+    options += ["--task", "translation", "--num-workers", 0, "--user-dir", "fairseq_admin"]
+    validated = run("fairseq_cli.validate", corpus, *options)
     assert validated.status == 0, validated.output[-4000:]
     printed = (trained / "log0").read_text().rsplit("valid on 'valid' subset | loss ")[-1].split()[0]
     assert f"loss {printed} " in validated.output, validated.output[-500:]

@@ -26,12 +26,6 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def same(one: dict[int, tuple[str, float]], other: dict[int, tuple[str, float]]) -> bool:
-    """Whether hypotheses are equal and scores close: log-probabilities may differ by 1e-5 per word, of at most 20."""
-    assert one.keys() == other.keys()
-    return all(one[n][0] == other[n][0] and abs(one[n][1] - other[n][1]) < 1e-4 for n in one)
-
-
 @pytest.fixture(scope="module")
 def unfolded(corpus: Path, trained: Path) -> dict[int, tuple[str, float]]:
     """The unfolded model's hypotheses for the test set."""
@@ -48,7 +42,9 @@ def test_translations(command, options, corpus, trained, unfolded, without_plugi
     line = [sys.executable, "-m", f"fairseq_cli.{command}", *map(str, arguments)]
     result = subprocess.run(line, env=without_plugin, cwd=tmp_path, input=sources, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-4000:]
-    assert len(unfolded) == 20 and same(hypotheses(result.stdout), unfolded)
+    # Log-probabilities may differ by 1e-5 per word, of at most 20.
+    expected = {number: (text, pytest.approx(score, abs=1e-4)) for number, (text, score) in unfolded.items()}
+    assert len(expected) == 20 and hypotheses(result.stdout) == expected
 
 
 def test_fine_tuning_stock(corpus: Path, trained: Path, tmp_path: Path) -> None:
