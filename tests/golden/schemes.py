@@ -72,8 +72,8 @@ def xavier(
 
 def layers_of(laws: Laws, stack: str = "") -> list[str]:
     """The names of all layers, or of one stack's."""
-    found = (re.match(rf"({stack}.*layers\.\d+)\.", name) for name in laws)
-    return sorted({match[1] for match in found if match})
+    matches = (re.match(rf"({stack}.*layers\.\d+)\.", name) for name in laws)
+    return sorted({match[1] for match in matches if match})
 
 
 def without_norms(laws: Laws) -> Laws:
