@@ -62,6 +62,13 @@ def build(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> tupl
     return model.to(dtype).train(), {**batch, **floats}
 
 
+QUIET = {
+    "encoder": {"dropout": 0.0},
+    "bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    "bart": {"dropout": 0.0},
+}
+"""Options of `build` for a model without dropout."""
+
 NAMES = ["encoder", "transformer", "bert", "bart", "marian"]
 
 

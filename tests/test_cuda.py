@@ -12,7 +12,7 @@ import pytest
 import reference
 import torch
 from conftest import TRAIN
-from post_ln import build, output
+from post_ln import QUIET, build, output
 from test_fast_loss import DTYPES, assert_is_fairseqs
 from test_modes import QUICK, last, train, two_processes
 from test_radam import amp, assert_amp_is_float32, gradients, handled
@@ -172,13 +172,6 @@ def test_says_why_steps_are_not_recorded(caplog: pytest.LogCaptureFixture) -> No
     lines = [record.getMessage() for record in caplog.records if "not recorded" in record.getMessage()]
     reasons = "the CPU, layerdrop, --checkpoint-activations, --report-accuracy"
     assert lines == [f"Admin: --admin-fast graph: steps are not recorded, because of {reasons}"]
-
-
-QUIET = {
-    "encoder": {"dropout": 0.0},
-    "bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
-    "bart": {"dropout": 0.0},
-}
 
 
 @pytest.mark.cuda

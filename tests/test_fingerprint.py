@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from kinds import KINDS
+from test_checkpoint import save
 from torch import nn
 
 from fairseq_admin import fingerprint
@@ -63,10 +64,7 @@ def saved(path: Path, model: nn.Module, updates: int) -> Path:
     """Save a checkpoint of the model, with changed weights."""
     with torch.no_grad():
         next(model.parameters()).add_(updates)
-    state: dict[str, Any] = {"model": model.state_dict(), "optimizer_history": [{"num_updates": updates}]}
-    state["cfg"] = {"model": {"_name": "transformer_admin", "admin_scheme": "post-ln"}, "task": {}, "criterion": {}}
-    Checkpoint(state).write(path)
-    return path
+    return save(path, model.state_dict(), updates)
 
 
 def test_averages_are_of_one_dictionary(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from post_ln import NAMES, PADDED, WrittenOut, build, output, trained
+from post_ln import NAMES, PADDED, QUIET, WrittenOut, build, output, trained
 from torch import nn
 
 import fairseq_admin.pytorch as admin
@@ -102,7 +102,7 @@ def test_profiling_leaves_all_else_as_it_was():
 
 def test_an_attention_mask_leaves_padding_out():
     """Words at padding change no omega."""
-    model, batch = build("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model, batch = build("bert", **QUIET["bert"])
     admin.attach(model, batch)
     other = {**batch, "input_ids": batch["input_ids"].masked_fill(PADDED == 0, 7)}
     omegas, expected = (torch.stack(list(admin.profile(model, one).values())) for one in (other, batch))
