@@ -140,10 +140,12 @@ def run_module(module: str, *arguments: object, log: Path, timeout: float = 600)
     return run_process(_child, module, [str(a) for a in arguments], log=log, timeout=timeout)
 
 
-def python(code: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess:
-    """Run code in a new Python process, in the repository's root."""
+def python(code: str, *arguments: object, status: int = 0) -> subprocess.CompletedProcess:
+    """Run code in a new Python process, in the repository's root, and check its exit status."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, **options)
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert process.returncode == status, process.stderr
+    return process
 
 
 def names(folder: Path) -> set[str]:

@@ -68,8 +68,7 @@ def test_exit_status(code: str, status: int, last: str) -> None:
     The test loads only this file, as the recipes do: without torch, in hundredths of a second.
     """
     program = f"import runpy\nglobals().update(runpy.run_path('fairseq_admin/errors.py'))\ninstall_excepthook()\n{code}"
-    process = python(program)
-    assert process.returncode == status and process.stderr.splitlines()[-1].endswith(last)
+    assert python(program, status=status).stderr.splitlines()[-1].endswith(last)
 
 
 ABSURD = ["--lr", "1e30", "--warmup-updates", 1, "--optimizer", "adam"]

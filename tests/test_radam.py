@@ -415,7 +415,7 @@ optimizer.zero_grad()
 optimizer.load_state_dict(optimizer.state_dict())
 sys.exit("torch._dynamo" in sys.modules)
 """
-    python(source, check=True)
+    python(source)
 
 
 @once

@@ -21,7 +21,7 @@ REGISTERED = "from fairseq.models import MODEL_REGISTRY; assert 'transformer_adm
     ],
 )
 def test_registered(code: str) -> None:
-    python(code, check=True)
+    python(code)
 
 
 ABSENT = "import sys; sys.modules.update(dict.fromkeys(['fairseq', 'transformers', 'hydra', 'omegaconf', 'tqdm']))"
@@ -32,13 +32,12 @@ ABSENT = "import sys; sys.modules.update(dict.fromkeys(['fairseq', 'transformers
 def test_importing_needs_no_fairseq_and_changes_nothing(module: str) -> None:
     """An import changes neither import machinery nor error display, and imports no fairseq."""
     code = f"{ABSENT}; finders = sys.meta_path[:]; import {module}\n"
-    python(f"{code}assert sys.meta_path == finders and sys.excepthook is sys.__excepthook__", check=True)
+    python(f"{code}assert sys.meta_path == finders and sys.excepthook is sys.__excepthook__")
 
 
 def test_without_fairseq_a_command_names_the_extra() -> None:
     code = f"{ABSENT}; from fairseq_admin import cli; sys.exit(cli.main(['omega', 'model.pt']))"
-    process = python(code)
-    assert process.returncode == 2
+    process = python(code, status=2)
     assert process.stderr.startswith("fairseq-admin: fairseq is not installed. Run pip install ")
     assert "'fairseq-admin[fairseq]'" in process.stderr and len(process.stderr.splitlines()) == 1
 
@@ -49,7 +48,7 @@ def test_other_programs_with_hydra_do_not_import_the_package() -> None:
         "import sys; from hydra.core.plugins import Plugins; Plugins.instance()\n"
         "print([m for m in ('hydra_plugins.fairseq_admin', 'fairseq_admin', 'fairseq') if m in sys.modules])"
     )
-    assert python(code, check=True).stdout == "['hydra_plugins.fairseq_admin']\n"
+    assert python(code).stdout == "['hydra_plugins.fairseq_admin']\n"
 
 
 def test_hydra_knows_every_registered_name() -> None:
