@@ -45,9 +45,9 @@ $(FRONTED): $(VENV)/ready
 preflight: $(VENV)/ready
 	+@exec $(RUN) -m recipes $(or $(RECIPE),$(error RECIPE= is missing; expected a recipe, as in make preflight RECIPE=demo))-preflight
 
-## make gpu-trial: measurements that need a GPU, step by step, in one report (DATA=DIR PAIR=, MINUTES=, DEVICE=cpu to try it)
+## make gpu-trial: the time of a step on a GPU, and the card's best (DEVICE=cpu to try it with tiny sizes)
 gpu-trial: $(VENV)/ready
-	@$(RUN) -m recipes.gpu_trial.run
+	@$(RUN) -m recipes.bench.trial "$${RUNS:-runs}" $(if $(DEVICE),--device $(DEVICE))
 
 ## make table: all results so far next to the papers' numbers
 table: $(VENV)/ready
@@ -88,11 +88,10 @@ release: $(VENV)/ready
 	$(RUN) -m twine check --strict dist/*
 	PYTHON=$(abspath $(RUN)) tests/release.sh dist/*.whl
 
-## make bench: the cost of Admin next to stock Post-LN, fast and plain (SIZES=: that alone), the host time of a GPU's step, and an attached BERT's
+## make bench: the cost of Admin next to stock Post-LN, fast and plain (SIZES=: that alone), and the host time of a GPU's step
 bench: $(VENV)/ready
 	$(RUN) -m recipes.bench.speed $(if $(SIZES),--sizes $(SIZES)) --csv "$${RUNS:-runs}/bench/speed.csv"
 	$(if $(SIZES),,$(RUN) -m recipes.bench.speed --host --csv "$${RUNS:-runs}/bench/host.csv")
-	$(if $(SIZES),,$(RUN) -m recipes.bench.attached --csv "$${RUNS:-runs}/bench/attached.csv")
 
 ## make setup: only the virtual environment (TORCH=cpu|cuda|cu126 or pip's torch==..., PYTHON=, VENV=)
 setup: $(VENV)/ready
