@@ -13,7 +13,7 @@ from recipes.compare.intervals import contrast, with_interval
 from recipes.compare.outcome import loss, mean_of_last, still_falling, verdict
 from recipes.compare.ranking import rankings, table
 from recipes.compare.rows import read_results, write_runs
-from recipes.figures import drawing, omega_rules, protocol
+from recipes.figures import drawing, protocol
 from recipes.figures.drawing import draw_accuracies, draw_curves, draw_rates
 from recipes.grid.front import of
 from recipes.grid.runs import last_change, unigram_entropy
@@ -225,11 +225,15 @@ def test_the_claims_of_the_protocol(shifts, scale, first, second, tmp_path, monk
 
 def test_nothing_is_said_before_all_runs_are_there():
     rows = protocol_rows(0.1, 0.0)[:-2]
-    lines = protocol.claims([*rows[:-1], rows[0]])  # one seed twice
+
+    def claims(rows):
+        return list(protocol.claims(protocol.groups_of(rows)))
+
+    lines = claims([*rows[:-1], rows[0]])  # one seed twice
     assert lines[-3].startswith("Pre-LN - Admin at 18L-18L: Admin ends ahead") and lines[-2].endswith(protocol.MISSING)
-    assert [line.endswith(protocol.MISSING) for line in protocol.claims(rows[1:])[-3:-1]] == [True, True]
+    assert [line.endswith(protocol.MISSING) for line in claims(rows[1:])[-3:-1]] == [True, True]
     rows[0] |= DIVERGED
-    assert "seed 4 diverged" in protocol.claims(rows)[0] and "2.7" not in protocol.claims(rows)[0].split(" bits")[0]
+    assert "seed 4 diverged" in claims(rows)[0] and "2.7" not in claims(rows)[0].split(" bits")[0]
 
 
 def test_power_is_that_of_the_page():
@@ -261,30 +265,31 @@ def omega_rows(end, early=0.0, again=0.0):
         ((-0.2,), ["it holds", ": ahead: -0.200 (-0.2", ": ahead: -0.300", ": no difference shown"]),
         ((0.2, -0.3), ["it holds", ": behind: +0.200", ": behind: +0.100", ": shown; updates 750 to 1,250: -0.300"]),
         ((0.2, 0.3), ["it holds", ": behind: +0.200", ": behind: +0.100", ": no difference shown; updates 750"]),
-        ((-0.2, 0.0, 0.021), ["up to 0.021 bits, it fails", omega_rules.MISSING]),
+        ((-0.2, 0.0, 0.021), ["up to 0.021 bits, it fails", protocol.MISSING]),
     ],
 )
 def test_the_claims_of_the_protocol_on_omega(rows, expected):
-    lines = omega_rules.claims(*map(omega_rules.groups_of, omega_rows(*rows)))
+    lines = protocol.claims_of_rules(*map(protocol.groups_of, omega_rows(*rows)))
     claims = [line for line in lines if "60L-12L" not in line]
     assert len(claims) == len(expected)
     assert all(text in line for text, line in zip(expected, claims)), claims
 
 
 def test_a_run_that_diverged_early_counts_with_the_largest_loss():
-    old, new = map(omega_rules.groups_of, omega_rows(-0.2))
+    old, new = map(protocol.groups_of, omega_rows(-0.2))
     new["18", "constant"]["4"] |= DIVERGED | {"valid": {250: 5.0}}
-    assert omega_rules.early_loss(new["18", "constant"]["4"]) == 9.0  # 1.5 times an entropy of 6
-    assert len(list(omega_rules.claims(old, new))) == 4
+    assert protocol.early_loss(new["18", "constant"]["4"]) == 9.0  # 1.5 times an entropy of 6
+    assert len(list(protocol.claims_of_rules(old, new))) == 4
 
 
 def test_nothing_is_said_of_omega_before_all_runs_are_there():
-    old, new = map(omega_rules.groups_of, omega_rows(-0.2))
+    old, new = map(protocol.groups_of, omega_rows(-0.2))
     del new["18", "constant"]["9"]
-    missing = [line.endswith(omega_rules.MISSING) for line in omega_rules.claims(old, new)]
+    missing = [line.endswith(protocol.MISSING) for line in protocol.claims_of_rules(old, new)]
     assert missing == [False, True, True]
-    (axes,) = omega_rules.draw({**new, **old}).axes
-    assert [text.get_text() for text in axes.get_legend().get_texts()][:3] == ["constant", "reference", "pre-ln"]
+    (axes,) = protocol.draw({**new, **old}, protocol.DEPTHS).axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels[:3] == ["Admin, constant", "Admin", "Pre-LN"]
 
 
 # -- figures ---------------------------------------------------------------------------------------------------------

@@ -16,13 +16,14 @@ def test_loss() -> None:
         {"method": name, "rule": rules.get(name, ""), "valid": as_cell(curve), "score": "99.56"}
         for name, curve in curves.items()
     ]
-    (axes,) = docs.draw_losses(rows).axes
-    assert [(line.get_label(), line.get_linestyle()) for line in axes.lines] == [
+    (axes,) = docs.draw_results(rows, 6.0).axes
+    drawn = [line for line in axes.lines if line.get_linewidth() == 1.6]
+    assert [(line.get_label(), line.get_linestyle()) for line in drawn] == [
         ("Post-LN: 6.30 bits, BLEU 99.6", "-"),
         ("Pre-LN: 0.20 bits, BLEU 99.6", "-"),
         ("Admin, constant: 0.17 bits, BLEU 99.6", "--"),
     ]
-    lines = {line.get_color(): dict(zip(*line.get_data())) for line in axes.lines}
+    lines = {line.get_color(): dict(zip(*line.get_data())) for line in drawn}
     assert lines == {ALWAYS[name]: curve for name, curve in curves.items()}
 
 

@@ -28,6 +28,8 @@ STYLES = ("-", "--", ":", "-.")
 BITS = "bits per token, validation"
 Panels = dict[str, dict[str, list[Row]]]
 """Runs by the title of their panel and the label of their line."""
+Line = tuple[str, str, Sequence[Row], dict[str, Any]]
+"""The title of a line's panel, its label, its runs and its look."""
 
 
 def looks(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
@@ -72,39 +74,49 @@ def save(figure: Figure, path: Path, dpi: int = 130) -> None:
         few_colours(part)
 
 
-def draw_runs(axes: Axes, runs: Sequence[Row], label: str, **look: Any) -> None:
-    """Draw the runs of a scheme at a rate: thin lines for seeds, thick lines for their mean, or for seeds if few."""
-    curves = [row["valid"] for row in runs]
-    for row in runs:
-        axes.plot(*zip(*row["valid"].items()), linewidth=0.6, alpha=0.5, **look)
-        if row["verdict"] == "diverged":
-            axes.plot(row["update"], 0.98, "x", color=look["color"], transform=axes.get_xaxis_transform())
-    if len(curves) >= FEWEST:
-        means = {at: fmean(curve[at] for curve in curves) for at in sorted(set.intersection(*map(set, curves)))}
-        curves = [{update: bits for update, bits in means.items() if math.isfinite(bits)}]
-    for thick in curves:
-        axes.plot(list(thick), list(thick.values()), linewidth=1.6, label=label, **look)
-        label = ""
+def look_of(row: Row) -> dict[str, Any]:
+    """The colour and line style of Admin, Post-LN or Pre-LN: dashed with a rule of omega other than `reference`."""
+    return {"color": ALWAYS[row["scheme"]], "linestyle": "-" if row.get("rule") in (None, "", "reference") else "--"}
+
+
+def draw_losses(lines: Sequence[Line], entropy: float) -> Figure:
+    """The losses of groups of runs: thin lines for seeds, thick lines for their mean, or for seeds if they are few."""
+    titles = list(dict.fromkeys(title for title, *_ in lines))
+    figure, ((*panels,),) = subplots(1, len(titles), (4.2 * len(titles) + 2.6, 4.6))
+    for title, label, runs, look in lines:
+        axes, curves = panels[titles.index(title)], [row["valid"] for row in runs]
+        for row in runs:
+            axes.plot(*zip(*row["valid"].items()), linewidth=0.6, alpha=0.5, **look)
+            if row["verdict"] == "diverged":
+                axes.plot(row["update"], 0.98, "x", color=look["color"], transform=axes.get_xaxis_transform())
+        if len(curves) >= FEWEST:
+            means = {at: fmean(curve[at] for curve in curves) for at in sorted(set.intersection(*map(set, curves)))}
+            curves = [{update: bits for update, bits in means.items() if math.isfinite(bits)}]
+        for thick in curves:
+            axes.plot(list(thick), list(thick.values()), linewidth=1.6, label=label, **look)
+            label = ""
+    every = [bits for _, _, runs, _ in lines for row in runs for bits in row["valid"].values()]
+    loss_axes(panels, [bits for bits in every if bits < math.inf], entropy)
+    for axes, title in zip(panels, titles):
+        axes.set(title=title, xlabel="updates")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False, fontsize="small")
+    panels[0].set_ylabel(BITS)
+    return figure
 
 
 def draw_curves(rows: Sequence[Row]) -> Figure:
     """The losses of each scheme at its best rate, and dotted at rates that are as good. A panel for each depth."""
     drawn, depths = looks(rows), depths_of(rows)
-    figure, ((*panels,),) = subplots(1, len(depths), (4.2 * len(depths) + 2.6, 4.6))
-    losses: list[float] = []
-    for ranking in sorted(rankings(rows), key=lambda ranking: [*drawn].index(ranking.scheme)):
+    schemes, lines = list(drawn), []
+    ranked = sorted(rankings(rows), key=lambda one: (depths.index(one.layers), schemes.index(one.scheme)))
+    for ranking in ranked:
+        title = f"{sizes(ranking.layers)} (thin: seeds, thick: mean of three or more)"
         for rate in (ranking.best, *ranking.as_good):
             runs = list(ranking.runs[rate].values())
             label = f"{TITLES[ranking.scheme]}, {rate}{' (one seed)' if len(runs) == 1 else ''}"
             look = drawn[ranking.scheme] | ({} if rate == ranking.best else {"linestyle": (0, (1, 1))})
-            draw_runs(panels[depths.index(ranking.layers)], runs, label, **look)
-            losses += [bits for row in runs for bits in row["valid"].values() if bits < math.inf]
-    loss_axes(panels, losses, rows[0]["entropy"])
-    for axes, depth in zip(panels, depths):
-        axes.set(title=f"{sizes(depth)} (thin: seeds, thick: mean of three or more)", xlabel="updates")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False, fontsize="small")
-    panels[0].set_ylabel(BITS)
-    return figure
+            lines.append((title, label, runs, look))
+    return draw_losses(lines, rows[0]["entropy"])
 
 
 def draw_panels(panels: Panels, colours: dict[str, str], against: str, measure: Measure) -> tuple[Figure, list[Axes]]:
