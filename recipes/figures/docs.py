@@ -1,15 +1,11 @@
-"""Tables and figures of README.md and docs/, from the rows and numbers in docs/rows.
+"""Figures of README.md and docs/, and the tables of docs/results.md, from the rows in docs/rows.
 
-    python -m recipes.figures.docs -o docs/images     # make figures
-    python -m recipes.figures.docs docs/results.md    # make tables
-
-A table is between `<!-- table NAME -->` and `<!-- end -->`. `fairseq-admin analyze` draws the other figures;
-docs/analysis.md has the commands.
+`make figures` writes them. A table is between `<!-- table NAME -->` and `<!-- end -->`. `fairseq-admin analyze` draws
+the other figures; docs/analysis.md has the commands.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Callable, Container, Sequence
 from functools import partial
@@ -26,7 +22,8 @@ from recipes.steps.common import run, write_lines
 from recipes.steps.results import from_cell
 from recipes.steps.summary import titled as rule_title
 
-ROWS = Path(__file__).resolve().parents[2] / "docs/rows"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROWS = DOCS / "rows"
 GRIDS = {
     "compare": (drawing.draw_rates, "compare.csv"),
     "sensitivity-18l": (drawing.draw_rates, "sensitivity-18l.csv"),
@@ -83,23 +80,14 @@ def draw_results(rows: Sequence[dict[str, str]], entropy: float) -> Figure:
     return draw_losses(lines, entropy)
 
 
-def write_figures(folder: Path) -> None:
+def main() -> None:
+    page = DOCS / "results.md"
+    write_lines(page, write_tables(page.read_text(encoding="utf-8")).splitlines())
     for name, (draw, rows) in GRIDS.items():
-        save(draw(read_results([ROWS / rows])), folder / f"{name}.png", dpi=120)
+        save(draw(read_results([ROWS / rows])), DOCS / f"images/{name}.png", dpi=120)
     for recipe, (name, entropy) in RECIPES.items():
         runs = [row for row in results.read(ROWS / "results.csv") if (row["recipe"], row["seed"]) == (recipe, "1")]
-        save(draw_results(runs, entropy), folder / f"{name}.png")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("pages", type=Path, nargs="*", help="pages whose tables are written again")
-    parser.add_argument("-o", "--output", type=Path, help="folder for the figures")
-    args = parser.parse_args()
-    for path in args.pages:
-        write_lines(path, write_tables(path.read_text(encoding="utf-8")).splitlines())
-    if args.output:
-        write_figures(args.output)
+        save(draw_results(runs, entropy), DOCS / f"images/{name}.png")
 
 
 if __name__ == "__main__":
