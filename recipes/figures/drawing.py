@@ -1,8 +1,7 @@
 """Tables and figures of a grid, in its folder.
 
 runs.csv has a row for each run; table.csv and table.md compare the schemes (recipes/compare/ranking.py). rates.png
-shows losses by rate, curves.png (make compare) losses by update, accuracy.png (make deeper) accuracies by the number
-of new layers.
+shows losses by rate, accuracy.png (make deeper) accuracies by the number of new layers.
 """
 
 from __future__ import annotations
@@ -24,21 +23,11 @@ from recipes.compare.ranking import Measure, accuracy, by_level, learning, ranki
 from recipes.compare.rows import TITLES, Row, depths_of, grouped, sizes, titled, values, write_runs, write_table
 from recipes.steps.common import replacing
 
-STYLES = ("-", "--", ":", "-.")
 BITS = "bits per token, validation"
 Panels = dict[str, dict[str, list[Row]]]
 """Runs by the title of their panel and the label of their line."""
 Line = tuple[str, str, Sequence[Row], dict[str, Any]]
 """The title of a line's panel, its label, its runs and its look."""
-
-
-def looks(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
-    """The line style and colour of each scheme in the rows, in the order of TITLES."""
-    present = {row["scheme"] for row in rows}
-    schemes = [name for name in TITLES if name in present]
-    others = zip((name for name in schemes if name not in ALWAYS), itertools.product(STYLES, COLOURS))
-    styles = {name: ("-", colour) for name, colour in ALWAYS.items()} | dict(others)
-    return {name: dict(zip(("linestyle", "color"), styles[name])) for name in schemes}
 
 
 def subplots(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Any]:
@@ -102,21 +91,6 @@ def draw_losses(lines: Sequence[Line], entropy: float) -> Figure:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False, fontsize="small")
     panels[0].set_ylabel(BITS)
     return figure
-
-
-def draw_curves(rows: Sequence[Row]) -> Figure:
-    """The losses of each scheme at its best rate, and dotted at rates that are as good. A panel for each depth."""
-    drawn, depths = looks(rows), depths_of(rows)
-    schemes, lines = list(drawn), []
-    ranked = sorted(rankings(rows), key=lambda one: (depths.index(one.layers), schemes.index(one.scheme)))
-    for ranking in ranked:
-        title = f"{sizes(ranking.layers)} (thin: seeds, thick: mean of three or more)"
-        for rate in (ranking.best, *ranking.as_good):
-            runs = list(ranking.runs[rate].values())
-            label = f"{TITLES[ranking.scheme]}, {rate}{' (one seed)' if len(runs) == 1 else ''}"
-            look = drawn[ranking.scheme] | ({} if rate == ranking.best else {"linestyle": (0, (1, 1))})
-            lines.append((title, label, runs, look))
-    return draw_losses(lines, rows[0]["entropy"])
 
 
 def draw_panels(panels: Panels, colours: dict[str, str], against: str, measure: Measure) -> tuple[Figure, list[Axes]]:
@@ -185,7 +159,8 @@ def draw_accuracies(rows: Sequence[Row]) -> Figure:
     lines: dict[str, list[Row]] = {}
     for ranking in rankings(rows):
         lines.setdefault(TITLES[ranking.scheme], []).extend(ranking.at_best.values())
-    colours = {TITLES[scheme]: look["color"] for scheme, look in looks(rows).items()}
+    others = [title for name, title in TITLES.items() if title in lines and name not in ALWAYS]
+    colours = dict(zip(others, itertools.cycle(COLOURS))) | {TITLES[name]: colour for name, colour in ALWAYS.items()}
     figure, (axes,) = draw_panels({"": lines}, colours, "layers", accuracy)
     axes.axhline(0.5, color="grey", linewidth=0.8, linestyle=":", label="chance")
     axes.set(xlabel="new layers (0: the head alone)", ylabel="accuracy, test")
@@ -215,7 +190,5 @@ def write(folder: Path, rows: Sequence[Row]) -> None:
     write_table(folder / "table", titled(compared), notes(rows))
     if "diverged" in rows[0]:
         save(draw_accuracies(rows), folder / "accuracy.png")
-        return
-    save(draw_rates(rows), folder / "rates.png")
-    if "layers" in rows[0]:
-        save(draw_curves(rows), folder / "curves.png")
+    else:
+        save(draw_rates(rows), folder / "rates.png")
