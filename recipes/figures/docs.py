@@ -7,16 +7,14 @@ the other figures; docs/analysis.md has the commands.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from recipes.compare import ranking
 from recipes.compare.rows import TITLES, Row, read_results, titled
-from recipes.figures import drawing
-from recipes.figures.drawing import draw_losses, look_of, save
+from recipes.figures.drawing import draw_accuracies, draw_losses, draw_rates, look_of, save
 from recipes.steps import results
 from recipes.steps.common import run, write_lines
 from recipes.steps.results import from_cell
@@ -24,25 +22,21 @@ from recipes.steps.summary import titled as rule_title
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 ROWS = DOCS / "rows"
-GRIDS = {
-    "compare": (drawing.draw_rates, "compare.csv"),
-    "sensitivity-18l": (drawing.draw_rates, "sensitivity-18l.csv"),
-    "warmup": (drawing.draw_rates, "warmup.csv"),
-    "deeper": (drawing.draw_accuracies, "deeper.csv"),
-}
-"""Figures of grids by name: the function that draws a figure, and its rows."""
+GRIDS = {**dict.fromkeys(("compare", "sensitivity-18l", "warmup"), draw_rates), "deeper": draw_accuracies}
+"""The functions that draw the figures of grids, by the name of the figure and of its rows."""
 RECIPES = {"demo": ("demo-loss", 6.62), "multi30k/de-en": ("multi30k-60l", 8.40)}
 """The recipes in results.csv whose losses are drawn (seed 1), each with the name of its figure, and the entropy of a
 token of its text in bits."""
 
 
-def standing(rows: list[Row], without: Container[str]) -> list[Row]:
-    """The table of make compare without some columns."""
-    return [{key: row[key] for key in row if key not in without} for row in titled(ranking.table(rows))]
+def at_one_depth(rows: list[Row]) -> list[Row]:
+    """The table of make compare, without the depth and the number of runs that learned."""
+    table = titled(ranking.table(rows))
+    return [{title: row[title] for title in row if title not in ("layers", "learned")} for row in table]
 
 
 TABLES: dict[str, tuple[Callable[[list[Row]], list[Row]], str]] = {
-    "every-scheme": (partial(standing, without={"layers", "learned"}), "compare.csv"),
+    "every-scheme": (at_one_depth, "compare.csv"),
     "sensitivity-18l": (ranking.learning, "sensitivity-18l.csv"),
 }
 """Tables of the pages by name: the function that makes a table, and its rows."""
@@ -83,8 +77,8 @@ def draw_results(rows: Sequence[dict[str, str]], entropy: float) -> Figure:
 def main() -> None:
     page = DOCS / "results.md"
     write_lines(page, write_tables(page.read_text(encoding="utf-8")).splitlines())
-    for name, (draw, rows) in GRIDS.items():
-        save(draw(read_results([ROWS / rows])), DOCS / f"images/{name}.png", dpi=120)
+    for name, draw in GRIDS.items():
+        save(draw(read_results([ROWS / f"{name}.csv"])), DOCS / f"images/{name}.png", dpi=120)
     for recipe, (name, entropy) in RECIPES.items():
         runs = [row for row in results.read(ROWS / "results.csv") if (row["recipe"], row["seed"]) == (recipe, "1")]
         save(draw_results(runs, entropy), DOCS / f"images/{name}.png")
