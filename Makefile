@@ -47,7 +47,7 @@ preflight: $(VENV)/ready
 
 ## make gpu-trial: the time of a step on a GPU, and the card's best (DEVICE=cpu to try it with tiny sizes)
 gpu-trial: $(VENV)/ready
-	@$(RUN) -m recipes.bench.trial "$${RUNS:-runs}" $(if $(DEVICE),--device $(DEVICE))
+	@$(RUN) -m recipes.bench.trial
 
 ## make figures: the figures of README.md and docs/, and the tables of docs/results.md, from the rows that docs/ keeps
 figures: $(VENV)/ready

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, make_environment
 from reference import batch, build
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -80,11 +80,22 @@ def test_the_trial_begins_with_what_shows_most() -> None:
     assert all(name.rpartition("-")[0] in ("", "bert", *step.METHODS) for name in names)
 
 
-def test_a_trial_without_a_gpu_is_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "recipes.bench.trial", tmp_path / "runs"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("DEVICE=cuda", "This machine has no GPU that torch can use; DEVICE=cpu tries the trial itself.\n"),
+        ("DEVICE=tpu", "gpu-trial takes RUNS=FOLDER and DEVICE=cuda or cpu; found RUNS="),
+        ("MINUTES=9", "gpu-trial takes RUNS=FOLDER and DEVICE=cuda or cpu; found RUNS="),
+    ],
+)
+def test_a_trial_refuses_in_one_line(word: str, line: str, tmp_path: Path) -> None:
+    """Are mistakes refused in one line before any work, as make passes them on?"""
+    name, _, value = word.partition("=")
+    more = make_environment(MAKEFLAGS=f" -- {word} RUNS={tmp_path}/runs", **{name: value, "RUNS": f"{tmp_path}/runs"})
+    command = [sys.executable, "-m", "recipes.bench.trial"]
+    done = subprocess.run(command, cwd=ROOT, env=more, capture_output=True, text=True)
     assert done.returncode == 2 and not (tmp_path / "runs").exists()
-    assert done.stderr == "This machine has no GPU that torch can use; DEVICE=cpu tries the trial itself.\n"
+    assert done.stderr.startswith(line) and done.stderr.count("\n") == 1
 
 
 ROWS = {

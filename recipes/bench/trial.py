@@ -1,7 +1,7 @@
 """`make gpu-trial`: the measurements of bench/gpu.py, each in a process of its own, and a table of their rows.
 
-    python -m recipes.bench.trial runs                # runs/gpu-trial/rows.csv
-    python -m recipes.bench.trial runs --device cpu   # tiny sizes, in runs/gpu-trial-cpu, to try it
+    python -m recipes.bench.trial RUNS=runs    # runs/gpu-trial/rows.csv
+    python -m recipes.bench.trial DEVICE=cpu   # tiny sizes, in runs/gpu-trial-cpu, to try it
 
 NAME.log has a row as soon as it is measured, so the trial may be stopped at any time. Started again, it repeats only
 the measurements that have not succeeded on this card, with this torch and at this commit.
@@ -9,7 +9,6 @@ the measurements that have not succeeded on this card, with this torch and at th
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -21,6 +20,7 @@ import torch
 
 from recipes.bench.common import machine
 from recipes.compare.rows import write_runs
+from recipes.recipe import collect
 from recipes.steps.common import run
 
 PRECISIONS = {"cuda": ("fp16", "bf16"), "cpu": ("fp32",)}
@@ -55,17 +55,19 @@ def measure(folder: Path, names: Sequence[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, help="folder to write to")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny sizes")
-    args = parser.parse_args()
-    if args.device == "cpu":
+    usual = {"RUNS": "runs", "DEVICE": "cuda"}
+    settings = usual | collect("gpu-trial", sys.argv[1:], list(usual))
+    device = settings["DEVICE"]
+    if settings.keys() != usual.keys() or device not in PRECISIONS:
+        found = " ".join(f"{name}={value}" for name, value in settings.items())
+        raise ValueError(f"gpu-trial takes RUNS=FOLDER and DEVICE=cuda or cpu; found {found}.")
+    if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     elif not torch.cuda.is_available():
         raise ValueError("This machine has no GPU that torch can use; DEVICE=cpu tries the trial itself.")
-    folder = args.runs / ("gpu-trial" if args.device == "cuda" else "gpu-trial-cpu")
+    folder = Path(settings["RUNS"], "gpu-trial" if device == "cuda" else "gpu-trial-cpu")
     folder.mkdir(parents=True, exist_ok=True)
-    measure(folder, names_for(PRECISIONS[args.device]))
+    measure(folder, names_for(PRECISIONS[device]))
     print(f"rows: {folder / 'rows.csv'}")
 
 
