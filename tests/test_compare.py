@@ -14,7 +14,7 @@ from recipes.compare.outcome import loss, mean_of_last, still_falling, verdict
 from recipes.compare.ranking import rankings, table
 from recipes.compare.rows import read_results, write_runs
 from recipes.figures import drawing, protocol
-from recipes.figures.drawing import draw_accuracies, draw_losses, draw_rates, look_of
+from recipes.figures.drawing import draw_accuracies, draw_losses, draw_rates
 from recipes.grid.front import of
 from recipes.grid.runs import last_change, unigram_entropy
 from recipes.grid.texts import reversed_pairs
@@ -308,15 +308,14 @@ def test_losses_are_the_runs():
     losses = {"1": {10: 6.0, 20: 2.0}, "2": {10: 5.0, 20: 1.0}, "3": {10: 4.0, 20: 3.0}}
     three = [result(seed=seed, valid=valid) for seed, valid in losses.items()]
     bad = result(scheme="post-ln", verdict="diverged", update=15, valid={10: 7.0})
-    groups = [("6L-6L", "Admin", three, look_of(three[0])), ("18L-18L", "Post-LN", [bad], look_of(bad))]
-    six, eighteen = draw_losses(groups, 6.0).axes
+    six, eighteen = draw_losses([("6L-6L", "Admin", three), ("18L-18L", "Post-LN", [bad])], 6.0).axes
     admin, post_ln = "#0072B2", "#D55E00"  # the schemes' colours in every figure
     assert lines(six, linewidth=0.6, color=admin) == [*losses.values()]
     assert lines(six, linewidth=1.6, color=admin, label="Admin") == [{10: 5.0, 20: 2.0}]
     assert lines(eighteen, linewidth=0.6, color=post_ln) == lines(eighteen, linewidth=1.6) == [{10: 7.0}]
     assert list(lines(eighteen, marker="x")[0]) == [15]
     # A mean of two curves is a curve that no run followed.
-    (axes,) = draw_losses([("", "Admin", three[:2], {})], 6.0).axes
+    (axes,) = draw_losses([("", "Admin", three[:2])], 6.0).axes
     assert lines(axes, linewidth=1.6) == [losses["1"], losses["2"]]
 
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from recipes.compare import ranking
 from recipes.compare.rows import TITLES, Row, read_results, titled
-from recipes.figures.drawing import draw_accuracies, draw_losses, draw_rates, look_of, save
+from recipes.figures.drawing import draw_accuracies, draw_losses, draw_rates, save
 from recipes.steps import results
 from recipes.steps.common import run, write_lines
 from recipes.steps.results import from_cell
@@ -70,7 +70,7 @@ def draw_results(rows: Sequence[dict[str, str]], entropy: float) -> Figure:
     for row in sorted(rows, key=lambda row: -float(row["valid"].rpartition(":")[2])):
         one: Row = {"scheme": row["method"], "rule": row["rule"], "verdict": "", "valid": from_cell(row["valid"])}
         name, end = rule_title(TITLES[row["method"]], row["rule"]), row["valid"].rpartition(":")[2]
-        lines.append(("", f"{name}: {float(end):.2f} bits, BLEU {float(row['score']):.1f}", [one], look_of(one)))
+        lines.append(("", f"{name}: {float(end):.2f} bits, BLEU {float(row['score']):.1f}", [one]))
     return draw_losses(lines, entropy)
 
 

@@ -26,8 +26,8 @@ from recipes.steps.common import replacing
 BITS = "bits per token, validation"
 Panels = dict[str, dict[str, list[Row]]]
 """Runs by the title of their panel and the label of their line."""
-Line = tuple[str, str, Sequence[Row], dict[str, Any]]
-"""The title of a line's panel, its label, its runs and its look."""
+Line = tuple[str, str, Sequence[Row]]
+"""The title of a line's panel, its label, and its runs."""
 
 
 def subplots(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Any]:
@@ -63,17 +63,17 @@ def save(figure: Figure, path: Path, dpi: int = 130) -> None:
         few_colours(part)
 
 
-def look_of(row: Row) -> dict[str, Any]:
-    """The colour and line style of Admin, Post-LN or Pre-LN: dashed with a rule of omega other than `reference`."""
-    return {"color": ALWAYS[row["scheme"]], "linestyle": "-" if row.get("rule") in (None, "", "reference") else "--"}
-
-
 def draw_losses(lines: Sequence[Line], entropy: float) -> Figure:
-    """The losses of groups of runs: thin lines for seeds, thick lines for their mean, or for seeds if they are few."""
+    """The losses of runs of Admin, Post-LN and Pre-LN, dashed with a rule of omega other than `reference`.
+
+    Seeds are thin lines. Their mean is a thick line, or each seed is if they are few.
+    """
     titles = list(dict.fromkeys(title for title, *_ in lines))
     figure, ((*panels,),) = subplots(1, len(titles), (4.2 * len(titles) + 2.6, 4.6))
-    for title, label, runs, look in lines:
+    for title, label, runs in lines:
         axes, curves = panels[titles.index(title)], [row["valid"] for row in runs]
+        style = "-" if runs[0].get("rule") in (None, "", "reference") else "--"
+        look: dict[str, Any] = {"color": ALWAYS[runs[0]["scheme"]], "linestyle": style}
         for row in runs:
             axes.plot(*zip(*row["valid"].items()), linewidth=0.6, alpha=0.5, **look)
             if row["verdict"] == "diverged":
@@ -84,7 +84,7 @@ def draw_losses(lines: Sequence[Line], entropy: float) -> Figure:
         for thick in curves:
             axes.plot(list(thick), list(thick.values()), linewidth=1.6, label=label, **look)
             label = ""
-    every = [bits for _, _, runs, _ in lines for row in runs for bits in row["valid"].values()]
+    every = [bits for _, _, runs in lines for row in runs for bits in row["valid"].values()]
     loss_axes(panels, [bits for bits in every if bits < math.inf], entropy)
     for axes, title in zip(panels, titles):
         axes.set(title=title, xlabel="updates")

@@ -23,7 +23,7 @@ from scipy import stats
 from recipes.compare.intervals import LEVEL, NOT_SHOWN, Interval, contrast, judged
 from recipes.compare.outcome import EXPLODED, loss
 from recipes.compare.rows import TITLES, Row, read_results, sizes
-from recipes.figures.drawing import draw_losses, look_of, save
+from recipes.figures.drawing import draw_losses, save
 from recipes.steps.common import run
 from recipes.steps.summary import titled
 
@@ -163,7 +163,7 @@ def draw(groups: Groups, depths: Sequence[str]) -> Figure:
     for place in (place for layers in depths for place in groups if place[0] == layers):
         rows = list(groups[place].values())
         label = titled(TITLES[rows[0]["scheme"]], rows[0].get("rule") or "")
-        lines.append((f"{sizes(place[0])} (thin: seeds, thick: mean)", label, rows, look_of(rows[0])))
+        lines.append((f"{sizes(place[0])} (thin: seeds, thick: mean)", label, rows))
     return draw_losses(lines, lines[0][2][0]["entropy"])
 
 
