@@ -63,7 +63,7 @@ def model(text: str) -> Path:
         text: from the command line.
 
     Returns:
-        The checkpoint's path, or the folder's.
+        The path of the checkpoint or of the folder.
     """
     path = Path(text)
     return path / "model.pt" if (path / "model.pt").is_file() else path

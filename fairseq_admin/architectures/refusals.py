@@ -30,11 +30,11 @@ def layers_to_keep(stack: Any) -> list[int]:
 
 
 def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = SIDES) -> None:
-    """Refuse options that a scheme has no use for, or under which it differs from its source.
+    """Refuse options that have no effect on a scheme, or that would make the scheme differ from its source.
 
     Args:
         cfg: a model's options.
-        sides: its stacks.
+        sides: the model's stacks.
 
     Raises:
         AdminError: such an option is set.

@@ -42,12 +42,12 @@ def refuse_not_finite(name: str, key: str, tensor: Tensor) -> None:
     """Refuse a tensor with NaN or infinity, except memory that fairseq never initialises and nothing reads.
 
     Args:
-        name: of the checkpoint.
-        key: of the tensor.
-        tensor: any.
+        name: the checkpoint's name.
+        key: the tensor's name in the state dict.
+        tensor: any tensor.
 
     Raises:
-        AdminError: it has one.
+        AdminError: the tensor has such an entry.
     """
     if key.endswith("._float_tensor"):
         return
@@ -73,8 +73,8 @@ def build(
     """Build the model with its weights, float32, in evaluation mode.
 
     Args:
-        checkpoint: its weights must be the model's.
-        source, target: its dictionaries. None: made-up words.
+        checkpoint: a checkpoint whose options describe its weights.
+        source, target: the model's dictionaries. None: made-up words.
 
     Returns:
         The model.
@@ -107,7 +107,7 @@ def made_up_words(symbols: int) -> Dictionary:
     """Make a dictionary of meaningless words.
 
     Args:
-        symbols: their number, with fairseq's four special symbols.
+        symbols: number of symbols, including fairseq's four special ones.
 
     Returns:
         The dictionary.
