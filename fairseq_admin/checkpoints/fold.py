@@ -49,7 +49,7 @@ WRITERS = ("self_attn.out_proj", "encoder_attn.out_proj", "fc2")
 """The last modules of a layer's branches."""
 
 FOLDABLE = ("transformer_admin", "transformer_lm_admin")
-"""Our models with a stock counterpart."""
+"""The models of ours that have a stock counterpart."""
 
 SHORTCUT_SCALE = ".shortcut_scale"
 BRANCH_SCALE = ".branch_scale"

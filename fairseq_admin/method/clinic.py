@@ -30,7 +30,7 @@ def rename(weights: MutableMapping[str, Tensor]) -> bool:
     """Rename the entries of a state dict of the authors' code, in place.
 
     Args:
-        weights: a state dict. Any other code's stays as it is.
+        weights: a state dict. If it is not from the authors' code, it stays unchanged.
 
     Returns:
         Whether the state dict was the authors'.
