@@ -1,7 +1,8 @@
 """The files next to a model that say how its text is prepared: dictionaries, text.json, merges.
 
-A text has two folders: one with merges, settings and dictionaries, and in it `bin`, with fairseq's data.
-fairseq-preprocess writes the dictionaries next to its data, so a file may be in either folder. The user names one.
+A text has two folders. The outer folder holds merges, settings and dictionaries. Its subfolder `bin` holds fairseq's
+data. fairseq-preprocess writes the dictionaries next to its data, so a file may be in either folder. The user names
+one.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Assets:
 
         Args:
             name: the file name.
-            instead: alternatives to --data for the message, from a comma on.
+            instead: what the message names after --data as an alternative. The text begins with a comma.
 
         Returns:
             Its path.
@@ -167,7 +168,7 @@ class Assets:
         names.
 
         Args:
-            source, target: the model's. None: it does not name them.
+            source, target: the languages that the model names. None: it names none.
 
         Returns:
             Their codes.
@@ -243,7 +244,10 @@ class Assets:
 
 
 def _fingerprints(path: Path, name: str) -> list[str]:
-    """Fingerprints of the merges or of text.json. Without `perl`, also the fingerprint before that setting existed."""
+    """Fingerprints of the merges or of text.json.
+
+    If `perl` is off, the list also has the fingerprint that text.json had before `perl` existed.
+    """
     if name == CODES:
         return [fingerprint.of_bytes(path.read_bytes())]
     settings = asdict(Text.read(path))
