@@ -108,7 +108,7 @@ VERBS: dict[str, tuple[Verb, AddOptions, str]] = {
 
 
 WITHOUT_FAIRSEQ = (verbs.translate, verbs.path)
-"""Verbs that need no fairseq; `translate` does for a checkpoint of fairseq's, and then imports it."""
+"""Verbs that start without fairseq. `translate` imports it later if the model is a checkpoint of fairseq's."""
 
 
 def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:

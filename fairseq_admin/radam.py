@@ -169,7 +169,7 @@ class RAdam(Optimizer):
         """Load as torch does, but keep the moments in float32.
 
         Args:
-            state_dict: as `state_dict` returned it.
+            state_dict: a state that `state_dict` returned.
 
         Raises:
             AdminError: the state belongs to other parameters.

@@ -137,7 +137,7 @@ class Subject:
         """Compute the cross-entropy without label smoothing.
 
         Args:
-            model: the subject's, or another of its kind.
+            model: the subject's model, or another model of the same kind.
             sample: one of `samples`.
 
         Returns:
@@ -150,7 +150,7 @@ class Subject:
         """Add the gradient of the mean loss over the batches to the gradients of a model's weights.
 
         Args:
-            model: the subject's, or another of its kind.
+            model: the subject's model, or another model of the same kind.
         """
         for sample in self.samples:
             (self.loss(model, sample) / len(self.samples)).backward()

@@ -1,4 +1,4 @@
-"""The options of our models, fairseq's and Admin's, and their default sizes."""
+"""The options of our models, those of fairseq and those of Admin, and the default sizes of the models."""
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -94,12 +94,12 @@ class AdminOptions(FairseqDataclass):
 
 @dataclass
 class TransformerAdminConfig(AdminOptions, _flat(TransformerConfig)):  # type: ignore[misc]
-    """Every option of fairseq's Transformer, and Admin's."""
+    """Every option of fairseq's Transformer, and every option of Admin."""
 
 
 @dataclass
 class TransformerLMAdminConfig(AdminOptions, _flat(TransformerLanguageModelConfig)):  # type: ignore[misc]
-    """Every option of fairseq's `transformer_lm`, and Admin's."""
+    """Every option of fairseq's `transformer_lm`, and every option of Admin."""
 
 
 @dataclass
@@ -171,7 +171,7 @@ def fill_decoder(args: Namespace, **sizes: int) -> None:
 
 
 def fill_masked(args: Namespace, **sizes: int) -> None:
-    """Set every missing option of a masked language model, in place: to the preset's value, or to RoBERTa's.
+    """Set every missing option of a masked language model, in place: to the preset's value or RoBERTa's value.
 
     Args:
         args: options.
@@ -267,10 +267,10 @@ def nested(args: Namespace, sides: Sequence[str] = SIDES) -> TransformerConfig:
 
     Args:
         args: flat options.
-        sides: the model's stacks; another stack gets 0 layers.
+        sides: the stacks that the model has. The other stack gets 0 layers.
 
     Returns:
-        fairseq's options in groups, with Admin's.
+        The options in fairseq's groups, with the options of Admin.
     """
     cfg = TransformerConfig.from_namespace(args)
     for side in set(SIDES) - set(sides):

@@ -60,7 +60,7 @@ class DeeperAdminModel(MaskedLMAdminModel):
 
     --admin-scheme is the scheme of the pre-trained encoder (a stock RoBERTa is `post-ln`), and --more-scheme is the
     scheme of the new layers. The state dict is that of `masked_lm_admin`, with the new layers under `more.`. A state
-    dict without them is a pre-trained encoder's: loading it sets the new layers up.
+    dict without them is that of a pre-trained encoder: loading it sets the new layers up.
 
     A frozen encoder (--pretrained-lr-factor 0) is always in evaluation mode, so the new layers get the same features in
     set-up, training and test. Its weights need no gradient, so nothing is kept for a backward. (DT-Fixup's authors do
@@ -145,7 +145,9 @@ class DeeperAdminModel(MaskedLMAdminModel):
                 )
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """Load as `SchemeModel`. Weights without new layers are a pre-trained encoder's, and set the new layers up.
+        """Load as `SchemeModel` does. If the weights have no new layers, they are those of a pre-trained encoder.
+
+        Loading such weights sets the new layers up.
 
         Raises:
             AdminError: see `SchemeModel`; or the checkpoint's encoder or new layers are not those of this model; or

@@ -41,7 +41,7 @@ def register_presets(name: str, model: type, fill: Callable[..., None], **preset
 
     Args:
         name: the registered name of the model.
-        model: its class.
+        model: the class of the model.
         fill: sets the options that the command line does not: fill(args, **sizes).
         presets: the sizes of each --arch.
     """

@@ -90,7 +90,7 @@ def refuse_new_layers(args: Any, task: object) -> None:
 
     Args:
         args: the options of `deeper_admin`.
-        task: fairseq's.
+        task: fairseq's task.
 
     Raises:
         AdminError: such an option is set, or the task has no head.

@@ -183,7 +183,7 @@ class SchemeModel(BaseFairseqModel):
             args: not used.
 
         Raises:
-            AdminError: the depth, the scheme, the dictionary or the rule of ω differs from the weights'.
+            AdminError: the depth, the scheme, the dictionary or the rule of ω differs from that of the weights.
         """
         clinic.rename(state_dict)
         self._refuse_other(state_dict)

@@ -20,8 +20,8 @@ class TransformerAdminModel(SchemeModel, TransformerModelBase):
     With Admin (Liu et al. 2020) the first forward in training mode profiles ω on its batch; then ω is trained. The
     state dict has the stock Transformer's entries, `omega_init` and `omega_delta` of every norm, and
     `admin_provenance`, which is zero until ω has been profiled. The first norm of a stack has no `omega_delta`. The
-    state dict of a scheme over stock layers is a stock Transformer's; for any other scheme, `admin_provenance` names
-    it.
+    state dict of a scheme over stock layers is that of a stock Transformer; for any other scheme, `admin_provenance`
+    names the scheme.
 
     Example:
         >>> from argparse import Namespace

@@ -80,8 +80,8 @@ def build(
         The model.
 
     Raises:
-        AdminError: the architecture is unknown, the weights are not the model's, or the dictionaries are another
-            model's.
+        AdminError: the architecture is unknown, the weights do not fit the model, or the dictionaries belong to another
+            model.
     """
     args = Namespace(**vars(checkpoint.arguments))  # building a model may write into its options
     args.admin_fast = "off"  # fast layers are for training; stock ones compute the same and do not probe the CPU

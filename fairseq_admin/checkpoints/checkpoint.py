@@ -109,7 +109,7 @@ class Checkpoint:
         """Add fingerprints to those of `text`.
 
         Args:
-            fingerprints: by stack or file name.
+            fingerprints: the new fingerprints, by stack or file name.
         """
         self.state["model"] = fingerprint.with_fingerprints(self.weights, {**self.text, **fingerprints})
 

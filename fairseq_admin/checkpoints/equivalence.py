@@ -106,7 +106,7 @@ def data_of(checkpoint: Checkpoint, data: Path, split: str) -> FairseqTask:
         fairseq's task.
 
     Raises:
-        AdminError: the folder has no such split, or its dictionaries are not the model's.
+        AdminError: the folder has no such split, or its dictionaries are not those of the model.
     """
     options = checkpoint.options.task
     args = Namespace(**{**options, "task": options["_name"], "data": str(data)})
@@ -149,7 +149,7 @@ def log_probabilities(model: BaseFairseqModel, batches: Sequence[Batch]) -> Iter
     """Compute log-probabilities at the target positions, without padding.
 
     Args:
-        model: in evaluation mode.
+        model: a model in evaluation mode.
         batches: see `random_batches`.
 
     Yields:

@@ -63,7 +63,7 @@ def fold_checkpoint(
     Args:
         checkpoint: the checkpoint, which is not changed.
         min_omega: clamp smaller |ω| to this. None: refuse |ω| below folding.SMALLEST.
-        languages: source and target language, for the options. None: keep the checkpoint's.
+        languages: source and target language, for the options. None: keep those of the checkpoint.
 
     Returns:
         The stock checkpoint, in float32.

@@ -83,7 +83,7 @@ def prepare(checkpoint: Checkpoint, assets: Assets) -> Exportable:
         The model to export.
 
     Raises:
-        AdminError: the model is of another kind or damaged, or its dictionaries are missing or another model's.
+        AdminError: the model is of another kind or damaged, or its dictionaries are missing or belong to another model.
     """
     plain = stock(checkpoint)
     options = Namespace(**plain.state["args"])

@@ -104,7 +104,7 @@ class RecordedSteps:
     Attributes:
         model: the model.
         recordable: whether its steps can be recorded. The log says why not.
-        gradients: by parameter, the tensor to which all backwards add.
+        gradients: for each parameter, the tensor to which all backwards add.
         pool: memory that all graphs share, because only one of them runs at a time.
         anchor: see `_Replay`.
     """

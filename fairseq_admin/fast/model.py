@@ -43,7 +43,7 @@ def speed_up(model: nn.Module, cfg: Any, stacks: dict[str, Any]) -> None:
 
     Args:
         model: a new model.
-        cfg: its options.
+        cfg: the options of the model.
         stacks: the model's encoder, its decoder or both, by name.
     """
     if not wanted(cfg):

@@ -1,4 +1,4 @@
-"""A batch-first encoder and decoder that make their masks once a batch. The plain ones are in method/stacks.py.
+"""A batch-first encoder and decoder that make their masks once per batch. The plain ones are in method/stacks.py.
 
 In every encoder layer fairseq asks the device whether there is padding, and the host waits for the answer. These stacks
 never ask. They are for training. The plain stacks run in evaluation, and if a caller wants a layer's output or

@@ -1,4 +1,4 @@
-"""The initial weights of the schemes that do not keep fairseq's.
+"""The initial weights of the schemes that do not keep those of fairseq.
 
 Each function changes a model's stacks in place: {"encoder": stack, "decoder": stack}, or the only stack that the model
 has.
@@ -55,7 +55,7 @@ def deepnorm_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
 
 
 def t_fixup_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
-    """T-Fixup's gain for values, attention outputs and feed-forward weights; embeddings take the decoder's.
+    """T-Fixup's gain for values, attention outputs and feed-forward weights; embeddings take the decoder's gain.
 
     encoder: 0.67 N^(-1/4),   decoder: (9M)^(-1/4)      Huang et al. 2020, the steps of T-Fixup
 
@@ -108,7 +108,9 @@ def deepnorm_weights(stacks: Stacks) -> None:
 
 
 def t_fixup_weights(stacks: Stacks, code: bool = False) -> None:
-    """Xavier-uniform; values, attention outputs and feed-forward times `t_fixup_gains`; embeddings times the decoder's.
+    """Draw matrices Xavier-uniform. Multiply values, attention outputs and feed-forward weights by `t_fixup_gains`.
+
+    The embeddings are multiplied by the decoder's gain.
 
     Huang et al. 2020, the steps of T-Fixup. The embeddings are fairseq's N(0, 1/C), or vectors from a file, before they
     are scaled. A matrix tied to several places is scaled once.
@@ -127,7 +129,7 @@ def t_fixup_weights(stacks: Stacks, code: bool = False) -> None:
 
 @torch.no_grad()
 def _scale_embeddings(stacks: Stacks, factors: PerStack) -> None:
-    """Multiply the embeddings of each stack by its factor; shared ones by the encoder's."""
+    """Multiply the embeddings of each stack by its factor, and shared embeddings by the encoder's factor."""
     if not all(isinstance(stack.embed_tokens, nn.Embedding) for stack in stacks.values()):
         raise AdminError("T-Fixup scales one embedding matrix. Leave out --adaptive-input and --character-embeddings.")
     weights = {side: stack.embed_tokens.weight for side, stack in stacks.items()}
@@ -266,7 +268,7 @@ WEIGHTS: dict[str, Callable[[Stacks], None]] = {
 
 
 def draw(scheme: str, stacks: Stacks) -> None:
-    """Draw the initial weights of a scheme, in place. A scheme that is not in WEIGHTS keeps fairseq's.
+    """Draw the initial weights of a scheme, in place. A scheme that is not in WEIGHTS keeps fairseq's weights.
 
     Args:
         scheme: its name in `SCHEMES`.

@@ -30,7 +30,7 @@ PerStack = tuple[float, float]
 """A number for the encoder and one for the decoder."""
 
 FFN_LAWS = ("xavier", "stock")
-"""Initial feed-forward weights: Xavier-uniform with zero bias, as in fairseq until 0.10, or today's."""
+"""Initial feed-forward weights: Xavier-uniform with zero bias, as in fairseq until 0.10, or as in fairseq today."""
 
 DEPTH_RULES = ("log", "constant")
 """Rules that set omega from a stack's depth alone."""
@@ -42,7 +42,7 @@ SUBLAYER_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_laye
 
 
 class Options(Protocol):
-    """The options of a model that this package reads: fairseq's TransformerConfig, with Admin's."""
+    """The options of a model that this package reads: fairseq's TransformerConfig, with the options of Admin."""
 
     admin_scheme: str
     admin_init: str
@@ -105,7 +105,7 @@ class Scheme(NamedTuple):
 
     @property
     def stock_layers(self) -> bool:
-        """Whether fairseq's own layers compute the scheme; its state dict is then a stock Transformer's."""
+        """Whether fairseq's own layers compute the scheme; then its state dict is that of a stock Transformer."""
         return self.folds and not (self.omega or self.shortcut or self.branch)
 
     @property

@@ -166,7 +166,7 @@ def omegas(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
     Returns:
         {"encoder": {"layers.0.self_attn": ω, ...}, "decoder": ...}, new layers under "more", in the state dict's order,
-        which is the forward's. Each ω has shape (C,), float64. Empty if the model has no ω.
+        which is the order of the forward. Each ω has shape (C,), float64. Empty if the model has no ω.
     """
     stacks: dict[str, dict[str, Tensor]] = {}
     state = strip_roberta_prefix(state)

@@ -24,7 +24,7 @@ def render(runs: list[Run]) -> str:
     """Render the page.
 
     Args:
-        runs: its runs.
+        runs: the runs to show.
 
     Returns:
         HTML.

@@ -119,7 +119,7 @@ def read_runs(folders: list[Path]) -> list[Run]:
         The runs, in the same order.
 
     Raises:
-        AdminError: a folder is not a run's, is given twice, or has a file that cannot be read.
+        AdminError: a folder is not that of a run, is given twice, or has a file that cannot be read.
     """
     return [read_run(folder, name) for folder, name in zip(folders, curves.names(folders))]
 

@@ -106,7 +106,7 @@ class Assets:
             Its path. None: it is missing.
 
         Raises:
-            AdminError: the file is another model's.
+            AdminError: the file belongs to another model.
         """
         path = self.codes if name == CODES else None
         path = path or next((folder / name for folder in self.folders if (folder / name).is_file()), None)
@@ -128,7 +128,7 @@ class Assets:
             Its path.
 
         Raises:
-            AdminError: the file is missing, or another model's.
+            AdminError: the file is missing, or belongs to another model.
         """
         path = self.find(name)
         if path is None:
@@ -139,7 +139,7 @@ class Assets:
         return path
 
     def files(self) -> list[Path]:
-        """List every file that may be read: the model's and the text's."""
+        """List every file that may be read: the files of the model and of its text."""
         model = list(self.model.iterdir()) if self.model.is_dir() else [self.model]
         return [*model, *([self.codes] if self.codes else []), *files_in(self.folders)]
 
@@ -218,7 +218,7 @@ class Assets:
         """Load fairseq's dictionary of a language.
 
         Args:
-            language: its code.
+            language: the code of the language.
             size: number of symbols that the model has.
             stack: the stack that reads it, "encoder" or "decoder".
 
@@ -226,7 +226,7 @@ class Assets:
             The dictionary.
 
         Raises:
-            AdminError: it is missing, not a dictionary, or another model's.
+            AdminError: the file is missing, is no dictionary, or belongs to another model.
         """
         from fairseq.data import Dictionary
 

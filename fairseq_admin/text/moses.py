@@ -129,7 +129,7 @@ def lower(tokens: str) -> str:
     """Lower-case as lowercase.perl does. (At the end of a word, Python's lower() makes a final sigma.)
 
     Args:
-        tokens: with spaces between them.
+        tokens: the tokens, with spaces between them.
 
     Returns:
         The tokens.

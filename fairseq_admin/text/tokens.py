@@ -147,7 +147,7 @@ class Text:
         """Join tokens to raw text of the target language.
 
         Args:
-            tokens: with spaces between them.
+            tokens: the tokens, with spaces between them.
 
         Returns:
             The text.
