@@ -1,4 +1,4 @@
-"""fairseq-admin analyze: add its options, build the subject, measure it, and write all three result files or none.
+"""fairseq-admin analyze: add its options, build the subject, measure it, and write all result files or none.
 
 Slow imports wait until a measure runs, so --help answers at once.
 """

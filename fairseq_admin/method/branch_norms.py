@@ -1,5 +1,4 @@
-"""One more norm in each branch. Keel is Post-LN with a norm of the branch's input, Peri-LN is Pre-LN with one of its
-output.
+"""One more norm in each branch: Keel adds one of the branch's input to Post-LN, Peri-LN one of its output to Pre-LN.
 
     Keel       LN( a · x + f(LN(x)) )      Chen and Wei 2026 (from second-hand sources)
     Peri-LN    x + LN(f(LN(x)))            Kim et al. 2025 (from second-hand sources)

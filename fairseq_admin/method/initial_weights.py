@@ -275,7 +275,7 @@ def draw(scheme: str, stacks: Stacks) -> None:
         stacks: the encoder, the decoder or both.
 
     Raises:
-        AdminError: T-Fixup was given for an encoder alone.
+        AdminError: the scheme is T-Fixup and the model is an encoder alone.
     """
     if scheme in WEIGHTS:
         WEIGHTS[scheme](stacks)

@@ -111,7 +111,7 @@ class _SchemeLayer:
         return xavier(linear) if self._xavier else linear
 
     def forward(self, x: Tensor, *args, **kwargs):
-        """Compute as fairseq's layer. With a second stream, x holds both streams: shape (T, B, 2C).
+        """Compute as fairseq's layer does. With a second stream, x holds both streams: shape (T, B, 2C).
 
         Under --checkpoint-activations a layer keeps only its input, and recomputes the rest. With --offload-activations
         it keeps its input on the CPU. torch recomputes under the same conditions as in the forward. fairseq's own
