@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tries a wheel in an empty environment, outside the clone: tests/release.sh dist/fairseq_admin-0.2.0-py3-none-any.whl
+# Tries a wheel in an empty environment, outside the clone: tests/release.sh dist/fairseq_admin-0.3.0-py3-none-any.whl
 # First the wheel alone, for PyTorch; then with fairseq, where every command runs once on a text that is made here.
 # PYTHON: what the environment is made from.
 set -euo pipefail

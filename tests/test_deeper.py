@@ -75,7 +75,7 @@ def test_mu_and_every_weight(count, task, data, caplog):
     rng_state = torch.get_rng_state()
     with caplog.at_level("INFO"):
         model.load_state_dict(state)
-    assert f"(mu) on {count or 120} sentences in evaluation mode" in caplog.text
+    assert f"on {count or 120} sentences in evaluation mode" in caplog.text
     assert model.training and torch.equal(torch.get_rng_state(), rng_state)
     scaled = {key: tensor.double().clone() for key, tensor in model.more.state_dict().items()}
     measured = sentences(task, data, count or None)
@@ -98,6 +98,14 @@ def test_no_norms(task):
     output = model.more.extend(words, x)
     expected = reference.layers_by_hand(model.more, x.transpose(0, 1), words.eq(PAD), reference.no_ln).transpose(0, 1)
     torch.testing.assert_close(output[words.ne(PAD)], expected[words.ne(PAD)], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("scheme", ["dt-fixup", "admin"])
+def test_an_encoder_whose_output_is_not_finite_is_refused(scheme, task):
+    model, state = build(task, more_layers=2, more_scheme=scheme), pretrained(task)
+    state["encoder.sentence_encoder.layernorm_embedding.bias"].fill_(math.nan)
+    with pytest.raises(AdminError, match="a finite number was expected"):
+        model.load_state_dict(state)
 
 
 def test_omega_is_measured_on_the_encoders_output(task, data):

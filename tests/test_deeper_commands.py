@@ -62,13 +62,13 @@ def trained(data: Path, encoder: Path, tmp_path_factory: pytest.TempPathFactory)
     return folder
 
 
-MEASURED = r"Admin: (.*) on ([0-9]+) sentences in evaluation mode in .* s: ([0-9.]+)"
+MEASURED = r"Admin: on ([0-9]+) sentences in evaluation mode in .* s: (.*) ([0-9.]+)"
 
 
 def test_measured_once_and_resumed_bit_for_bit(data: Path, encoder: Path, trained: Path, tmp_path: Path) -> None:
     """Is the measurement logged once, before the first update, and does a resumed run equal one without a stop?"""
     state, log = read(trained / "checkpoint_last.pt")["model"], (trained / "log0").read_text()
-    ((quantity, sentences, value),) = re.findall(MEASURED, log)
+    ((sentences, quantity, value),) = re.findall(MEASURED, log)
     record = provenance.decode(state["more.admin_provenance"])
     assert record["sentences"] == int(sentences) == 120 and log.index(quantity) < log.index("num_updates=1,")
     assert quantity.endswith("(mu)") and record["mu"] == pytest.approx(float(value), rel=1e-3)

@@ -247,7 +247,7 @@ def run_all(path: Path) -> None:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Losses of each seed by case and method, in bold if all of them learn; then diagnose's advice, by its seeds."""
+    """Losses of each seed by case and method, in bold if all of them learn; then each advice, with cases and seeds."""
     methods = [*METHODS, "advice"]
     lines = ["| case (plateau) | " + " | ".join(methods) + " |", "|---" * (len(methods) + 1) + "|"]
     for name, case in CASES.items():
@@ -257,12 +257,15 @@ def table(rows: list[dict[str, str]]) -> str:
             text = ", ".join(f"{value:.2f}" for value in values)
             cells.append(f"**{text}**" if values and max(values) <= LEARNS * case.plateau else text)
         lines.append(f"| {name} ({case.plateau:.2f}) | {' | '.join(cells)} |")
-    seeds: dict[tuple[str, str], list[str]] = {}
+    seeds: dict[str, dict[str, list[str]]] = {}
     for row in rows:
         if row["method"] == "diagnose":
-            seeds.setdefault((row["case"], row["advice"]), []).append(row["seed"])
-    said = [f"- {name}, seed {', '.join(those)}: {advice}" for (name, advice), those in seeds.items()]
-    return "\n".join([*lines, "", *said])
+            seeds.setdefault(row["advice"], {}).setdefault(row["case"], []).append(row["seed"])
+    lines.append("")
+    for advice, cases in seeds.items():
+        runs = "; ".join(f"{name}, seed {', '.join(of_case)}" for name, of_case in cases.items())
+        lines.append(f"- {advice} ({runs})")
+    return "\n".join(lines)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The options of our models, fairseq's and Admin's, and their default sizes."""
+"""The options of our models, those of fairseq and those of Admin, and the default sizes of the models."""
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -49,49 +49,43 @@ OUTSIDE = {"update_freq": [1], "log_interval": 100, "save_dir": "checkpoints"}
 """Options of fairseq's trainer that our models read, with fairseq's defaults."""
 
 
+def _option(default: Any, text: str) -> Any:
+    """An option of the command line: its default and its help."""
+    return field(default=default, metadata={"help": text})
+
+
 @dataclass
 class AdminOptions(FairseqDataclass):
     """Admin's options, for every model."""
 
-    admin_scheme: ChoiceEnum(tuple(SCHEMES)) = field(  # type: ignore[valid-type]
-        default="admin",
-        metadata={"help": "the residual scheme: norm, shortcut, branch and initial weights (the table in schemes.py)"},
+    admin_scheme: ChoiceEnum(tuple(SCHEMES)) = _option(  # type: ignore[valid-type]
+        "admin", "the residual scheme: norm, shortcut, branch and initial weights (the table in schemes.py)"
     )
-    admin_init: ChoiceEnum(RULES) = field(  # type: ignore[valid-type]
-        default="reference",
-        metadata={
-            "help": "rule that sets the shortcut scales omega: from the first training batch as the authors' code does "
-            "(reference) or as the paper says (paper), or from the depth alone (log, constant)"
-        },
+    admin_init: ChoiceEnum(RULES) = _option(  # type: ignore[valid-type]
+        "reference",
+        "rule that sets the shortcut scales omega: from the first training batch as the authors' code does (reference) "
+        "or as the paper says (paper), or from the depth alone (log, constant)",
     )
-    admin_ffn_init: Optional[ChoiceEnum(FFN_LAWS)] = field(  # type: ignore[valid-type]
-        default=None,
-        metadata={
-            "help": "initial feed-forward weights: Xavier-uniform with zero bias, as in the papers' fairseq (xavier), "
-            "or as in today's (stock); default: by the scheme's row of the table"
-        },
+    admin_ffn_init: Optional[ChoiceEnum(FFN_LAWS)] = _option(  # type: ignore[valid-type]
+        None,
+        "initial feed-forward weights: Xavier-uniform with zero bias, as in the papers' fairseq (xavier), or as in "
+        "today's (stock); default: by the scheme's row of the table",
     )
-    admin_profile_tokens: int = field(
-        default=8192,
-        metadata={"help": "profile on at most this many tokens of the first training batch, padding included"},
+    admin_profile_tokens: int = _option(
+        8192, "profile on at most this many tokens of the first training batch, padding included"
     )
-    admin_max_skipped_updates: int = field(
-        default=100,
-        metadata={"help": "stop training after this many updates skipped in a row (overflow, OOM); 0: never"},
+    admin_max_skipped_updates: int = _option(
+        100, "stop training after this many updates skipped in a row (overflow, OOM); 0: never"
     )
-    admin_fast: ChoiceEnum(("on", "off", "graph")) = field(  # type: ignore[valid-type]
-        default="on",
-        metadata={
-            "help": "faster layers that compute the same (off: fairseq's own, to compare; graph: on one GPU, replay "
-            "the steps of label_smoothed_cross_entropy_fast as CUDA graphs)"
-        },
+    admin_fast: ChoiceEnum(("on", "off", "graph")) = _option(  # type: ignore[valid-type]
+        "on",
+        "faster layers that compute the same (off: fairseq's own, to compare; graph: on one GPU, replay the steps of "
+        "label_smoothed_cross_entropy_fast as CUDA graphs)",
     )
-    admin_monitor: int = field(
-        default=0,
-        metadata={
-            "help": "every N updates, log the branches' share and variance and the gradient's norm by stack, "
-            "and warn of signs of divergence (0: only omega, once an interval of the log)"
-        },
+    admin_monitor: int = _option(
+        0,
+        "every N updates, log the branches' share and variance and the gradient's norm by stack, and warn of signs of "
+        "divergence (0: only omega, once an interval of the log)",
     )
     update_freq: List[int] = II("optimization.update_freq")
     log_interval: int = II("common.log_interval")
@@ -100,30 +94,31 @@ class AdminOptions(FairseqDataclass):
 
 @dataclass
 class TransformerAdminConfig(AdminOptions, _flat(TransformerConfig)):  # type: ignore[misc]
-    """Every option of fairseq's Transformer, and Admin's."""
+    """Every option of fairseq's Transformer, and every option of Admin."""
 
 
 @dataclass
 class TransformerLMAdminConfig(AdminOptions, _flat(TransformerLanguageModelConfig)):  # type: ignore[misc]
-    """Every option of fairseq's `transformer_lm`, and Admin's."""
+    """Every option of fairseq's `transformer_lm`, and every option of Admin."""
 
 
 @dataclass
 class DeeperOptions(FairseqDataclass):
-    """The options of `deeper_admin`. The encoder's rate, and no dropout in the new layers, are DT-Fixup's."""
+    """The options of `deeper_admin`.
 
-    more_layers: int = field(default=0, metadata={"help": "new layers on top of the encoder"})
-    more_scheme: Optional[ChoiceEnum(tuple(SCHEMES))] = field(  # type: ignore[valid-type]
-        default=None, metadata={"help": "the new layers' residual scheme"}
+    Two defaults are those of DT-Fixup: the factor of the encoder's learning rate, and no dropout in the new layers.
+    """
+
+    more_layers: int = _option(0, "new layers on top of the encoder")
+    more_scheme: Optional[ChoiceEnum(tuple(SCHEMES))] = _option(  # type: ignore[valid-type]
+        None, "the new layers' residual scheme"
     )
-    more_dropout: float = field(default=0.0, metadata={"help": "dropout of every kind in the new layers"})
-    pretrained_lr_factor: float = field(
-        default=0.008,
-        metadata={"help": "factor of the encoder's learning rate; 0: the encoder is frozen, 1: any optimizer works"},
+    more_dropout: float = _option(0.0, "dropout of every kind in the new layers")
+    pretrained_lr_factor: float = _option(
+        0.008, "factor of the encoder's learning rate; 0: the encoder is frozen, 1: any optimizer works"
     )
-    profile_sentences: int = field(
-        default=0,
-        metadata={"help": "number of training sentences on which DT-Fixup's largest norm is measured (0: all)"},
+    profile_sentences: int = _option(
+        0, "number of training sentences on which DT-Fixup's largest norm is measured (0: all)"
     )
 
 
@@ -151,7 +146,7 @@ def _fill_stack(args: Namespace, side: str, sizes: Mapping[str, int]) -> None:
 def fill_sizes(
     args: Namespace, encoder_layers: int | None = None, decoder_layers: int | None = None, **sizes: int
 ) -> None:
-    """Set every missing size of a translation model, in place; a missing decoder width is the encoder's.
+    """Set every missing size of a translation model, in place. A missing decoder width becomes equal to the encoder's.
 
     Args:
         args: options.
@@ -165,7 +160,7 @@ def fill_sizes(
 
 
 def fill_decoder(args: Namespace, **sizes: int) -> None:
-    """Set every missing size of a decoder, in place; missing input and output widths are the embedding's.
+    """Set every missing size of a decoder, in place. Missing input and output widths become equal to the embedding's.
 
     Args:
         args: options.
@@ -176,7 +171,7 @@ def fill_decoder(args: Namespace, **sizes: int) -> None:
 
 
 def fill_masked(args: Namespace, **sizes: int) -> None:
-    """Set every missing option of a masked language model, in place: to the preset's value, or to RoBERTa's.
+    """Set every missing option of a masked language model, in place: to the preset's value or RoBERTa's value.
 
     Args:
         args: options.
@@ -213,7 +208,7 @@ def plain_options(section: Any) -> dict[str, Any]:
 def _copied(cfg: Namespace | DictConfig) -> Namespace:
     args = Namespace(**plain_options(cfg))
     _fill_admin(args)
-    if getattr(args, "offload_activations", False):  # as in fairseq's presets: offloaded inputs are for recomputation
+    if getattr(args, "offload_activations", False):  # as in fairseq's presets: only recomputation uses offloaded inputs
         args.checkpoint_activations = True
     return args
 
@@ -255,7 +250,7 @@ def flat_encoder(cfg: Namespace | DictConfig, task: FairseqTask) -> Namespace:
 
     Args:
         cfg: a Namespace or DictConfig, left unchanged.
-        task: fairseq's, for the longest input.
+        task: fairseq's task, which knows the longest input.
 
     Returns:
         The completed copy.
@@ -272,10 +267,10 @@ def nested(args: Namespace, sides: Sequence[str] = SIDES) -> TransformerConfig:
 
     Args:
         args: flat options.
-        sides: the model's stacks; another stack gets 0 layers.
+        sides: the stacks that the model has. The other stack gets 0 layers.
 
     Returns:
-        fairseq's options in groups, with Admin's.
+        The options in fairseq's groups, with the options of Admin.
     """
     cfg = TransformerConfig.from_namespace(args)
     for side in set(SIDES) - set(sides):

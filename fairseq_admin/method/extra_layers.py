@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -22,6 +23,7 @@ from fairseq.data import Dictionary
 from torch import Tensor, nn
 
 from ..errors import AdminError
+from ..pytorch.omega import profile_stacks
 from ..version import __version__
 from . import initial_weights, provenance
 from .norms import set_omega_by_depth, shortcut_norms
@@ -39,7 +41,7 @@ class MoreLayers(AdminEncoder):
 
     Args:
         cfg: the options of the new layers, as fairseq's layers read them.
-        dictionary: the encoder's.
+        dictionary: the dictionary of the encoder.
     """
 
     def __init__(self, cfg: Options, dictionary: Dictionary) -> None:
@@ -118,35 +120,29 @@ def set_up(more: MoreLayers, encode: Callable[[Tensor], Tensor], batches: Iterab
         AdminError: a measurement is not a finite number.
     """
     start = time.perf_counter()
-    what = "the largest norm of the encoder's output (mu)" if more.by_norm else "omega of the new layers"
+    record: dict[str, object]
     with torch.no_grad():
         if more.by_norm:
-            measured = largest_norm(encode, batches, more.padding_idx)
+            mu = from_first_rank(largest_norm(encode, batches, more.padding_idx)).item()
+            if not math.isfinite(mu):
+                raise AdminError(
+                    f"the largest norm of the pre-trained encoder's output is {mu}; a finite number was expected. The "
+                    "output overflows, or the weights are damaged: check it with fairseq-validate, or train in fp32."
+                )
+            initial_weights.dt_fixup_scale(more, mu)
+            record, summary = {"mu": mu}, f"largest norm of the encoder's output (mu) {mu:.4g}"
         else:
             tokens = next(iter(batches))
-            with contextlib.ExitStack() as undo:
-                stack = observe(more, more.cfg.admin_init, tokens, undo)
-                more.extend(tokens, encode(tokens))
-            sentences, measured = len(tokens), stack.omega()
-    measured = from_first_rank(measured)
-    if not torch.isfinite(measured).all():
-        raise AdminError(
-            f"the pass over the training set measured {measured[~torch.isfinite(measured)][0].item()} for {what}; a "
-            "finite number was expected. The pre-trained encoder's output overflows, or its weights are damaged: check "
-            "it with fairseq-validate, or train in fp32."
-        )
-    if more.by_norm:
-        initial_weights.dt_fixup_scale(more, measured.item())
-        more.record({"mu": measured.item(), "sentences": sentences})
-    else:
-        for norm, omega in zip(shortcut_norms(more), measured):
-            norm.set_omega(omega)
-        more.record({"rule": more.cfg.admin_init, "sentences": sentences})
-    logger.info(
-        "Admin: %s on %d sentences in evaluation mode in %.2f s: %.4g%s",
-        what,
-        sentences,
-        time.perf_counter() - start,
-        measured.min(),
-        "" if more.by_norm else f" to {measured.max():.4g}",
-    )
+            sentences = len(tokens)
+
+            def measure() -> Tensor:
+                with contextlib.ExitStack() as undo:
+                    stack = observe(more, more.cfg.admin_init, tokens, undo)
+                    more.extend(tokens, encode(tokens))
+                return stack.omega()
+
+            _, summary = profile_stacks({"new layers": shortcut_norms(more)}, measure, from_first_rank)
+            record = {"rule": more.cfg.admin_init}
+    more.record({**record, "sentences": sentences})
+    seconds = time.perf_counter() - start
+    logger.info("Admin: on %d sentences in evaluation mode in %.2f s: %s", sentences, seconds, summary)

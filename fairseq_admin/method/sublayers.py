@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ class Sublayer:
     """One sub-layer in one forward pass: output = norm(a · shortcut + b · branch + bottom), or without the norm."""
 
     layer: int
-    """The number of its layer in the stack, from 0."""
+    """The index of its layer in the stack, from 0."""
     kind: str
     """"self_attn", "encoder_attn" or "ffn"."""
     branch: Tensor
@@ -69,7 +69,7 @@ class Sublayer:
 
     @property
     def total(self) -> Tensor:
-        """The sum, which a norm takes or which is the output, in float32 or wider. Shape (T, B, C)."""
+        """The sum, in float32 or wider. A norm reads it, or it is the output. Shape (T, B, C)."""
         branch = self.scaled_branch
         total = self.a * self.shortcut.to(branch.dtype) + branch
         return total if self.bottom is None else total + self.bottom
@@ -100,8 +100,9 @@ def watch(
         tokens: its input. Shape (B, T).
         see: called with each sub-layer. If a norm follows, `output` is not computed yet.
         undo: close it after the forward.
-        branches: S tensors that replace the sub-layers' branches in the sums, though `see` gets the sub-layers' own.
-            Given another model's branches, every sub-layer gets the same input as in that model. Shapes (T, B, C).
+        branches: S tensors that replace the sub-layers' branches in the sums. (`see` still gets the branches that the
+            sub-layers compute.) Given another model's branches, every sub-layer gets the same input as in that model.
+            Shapes (T, B, C).
     """
     replacements = None if branches is None else iter(branches)
 
@@ -110,45 +111,30 @@ def watch(
         # A fast stack knows whether it is batch-first only while it runs.
         return real_positions(tokens, stack.padding_idx, getattr(stack, "batch_first", False))
 
-    for number, layer in enumerate(layers_of(stack)):
-        _watch_layer(layer, partial(Sublayer, layer=number), find_real, see, replacements)
+    def watch_layer(number: int, layer: Any) -> None:
+        names = norms_of(layer)
+        coming = iter(names)
+        add = layer.residual_connection
+
+        def residual_connection(branch: Tensor, shortcut: Tensor) -> Any:
+            name = next(coming)
+            norm = getattr(layer, name)
+            after = not layer.normalize_before and isinstance(norm, nn.LayerNorm)
+            total = add(branch if replacements is None else next(replacements), shortcut)
+            if name == names[-1]:
+                del layer.residual_connection
+            kind = name.replace("_layer_norm", "").replace("final", "ffn")
+            bottom = norm.bottom if isinstance(norm, BottomNorm) else None
+            output = shortcut if after else total
+            a, b = _scales(layer, norm)
+            see(Sublayer(number, kind, branch, shortcut, a, b, norm if after else None, bottom, output, find_real()))
+            return total
+
+        layer.residual_connection = residual_connection
         undo.callback(vars(layer).pop, "residual_connection", None)
 
-
-def _watch_layer(
-    layer: Any,
-    make: Callable[..., Sublayer],
-    find_real: Callable[[], Tensor],
-    see: Callable[[Sublayer], object],
-    branches: Iterator[Tensor] | None,
-) -> None:
-    names = norms_of(layer)
-    coming = iter(names)
-    add = layer.residual_connection
-
-    def residual_connection(branch: Tensor, shortcut: Tensor) -> Any:
-        name = next(coming)
-        norm = getattr(layer, name)
-        after = not layer.normalize_before and isinstance(norm, nn.LayerNorm)
-        a, b = _scales(layer, norm)
-        total = add(branch if branches is None else next(branches), shortcut)
-        if name == names[-1]:
-            del layer.residual_connection
-        sublayer = make(
-            kind=name.replace("_layer_norm", "").replace("final", "ffn"),
-            branch=branch,
-            shortcut=shortcut,
-            a=a,
-            b=b,
-            norm=norm if after else None,
-            bottom=norm.bottom if isinstance(norm, BottomNorm) else None,
-            output=shortcut if after else total,
-            real=find_real(),
-        )
-        see(sublayer)
-        return total
-
-    layer.residual_connection = residual_connection
+    for number, layer in enumerate(layers_of(stack)):
+        watch_layer(number, layer)
 
 
 @contextlib.contextmanager
