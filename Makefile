@@ -23,7 +23,7 @@ PAPERS := iwslt14 $(addprefix wmt14-,ende-6l ende-12l ende-18l ende-100l enfr-6l
 STEPS := preflight prepare train average generate score
 FRONTED := demo multi30k own lm-demo compare sensitivity warmup deeper $(PAPERS) \
 	$(foreach step,$(STEPS),$(PAPERS:%=%-$(step)))
-.PHONY: $(FRONTED) preflight gpu-trial figures docs test test-nightly lint release bench setup lock clean distclean help
+.PHONY: $(FRONTED) preflight gpu-trial table figures docs test test-nightly lint release bench setup lock clean distclean help
 
 ## make demo: train 18L-18L on a generated German-English corpus and score it (METHOD=post-ln to compare)
 ## make multi30k: the same pipeline on Multi30k (PAIR=en-fr, DATA=DIR, PRESET=cpu|gpu, METHOD=, SEED=)
@@ -48,6 +48,10 @@ preflight: $(VENV)/ready
 ## make gpu-trial: the time of a step on a GPU, and the card's best (DEVICE=cpu to try it with tiny sizes)
 gpu-trial: $(VENV)/ready
 	@$(RUN) -m recipes.bench.trial
+
+## make table: all results so far next to the papers' numbers
+table: $(VENV)/ready
+	@$(RUN) -m recipes.figures.results_table "$${RUNS:-runs}"
 
 ## make figures: the figures of README.md and docs/, and the tables of docs/results.md, from the rows that docs/ keeps
 figures: $(VENV)/ready

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import json
 
 import pytest
 from conftest import run_module
 
 from fairseq_admin.text.tokens import Text
-from recipes import recipe
-from recipes.steps import results, score, summary
+from recipes.figures import results_table
+from recipes.steps import results, score
 from recipes.steps.common import write_lines
 from recipes.text import write_rules
 
@@ -91,22 +90,51 @@ def test_languages_that_the_tokeniser_does_not_know_are_said_once(pair, unknown,
     assert caplog.messages == [f"The tokeniser does not know {unknown} and treats it as English."] * bool(unknown)
 
 
-# -- results ---------------------------------------------------------------------------------------------------------
+# -- results and table -----------------------------------------------------------------------------------------------
 
 
-def test_the_papers_numbers_are_of_recipes_that_there_are():
-    assert len(results.papers()) > 20 and {row["recipe"] for row in results.papers()} <= recipe.files().keys()
+def row(recipe: str, method: str, seed: int, tokenised: str, preset: str = "paper", **more: str) -> dict[str, str]:
+    rule = "reference" if method == "admin" else ""
+    key = dict(zip(results.KEY, (recipe, method, rule, preset, str(seed)), strict=True))
+    measured = {"tokenised": tokenised, "score": "30.00", "hours": "1.50", "commit": "abc"}
+    return dict.fromkeys(results.COLUMNS, "") | key | measured | more
 
 
-@pytest.mark.parametrize(
-    ("preset", "rule", "bleu"),
-    [("paper", "reference", "35.67 \u00b1 0.15"), ("small", "reference", None), ("paper", "constant", None)],
-)
-def test_only_an_attempt_at_a_papers_number_is_set_next_to_it(preset, rule, bleu, tmp_path):
-    row = {"recipe": "iwslt14", "method": "admin", "preset": preset, "rule": rule, "seed": "1"}
-    write_lines(tmp_path / "score.json", [json.dumps(row)])
-    paper = summary.about(tmp_path, "make iwslt14", [])["paper"]
-    assert (paper and paper["bleu"]) == bleu
+def cells(rows, recipe, method, preset=None):
+    (found,) = [r for r in rows if (r["recipe"], r["method"]) == (recipe, method) and preset in (None, r["preset"])]
+    return found
+
+
+def test_the_table_sets_means_beside_the_papers_numbers():
+    papers = [
+        {"recipe": "iwslt14", "method": "admin", "bleu": "35.67 ± 0.15"},
+        {"recipe": "wmt14-ende-18l", "method": "post-ln", "bleu": "failed"},
+    ]
+    measured = [
+        row("demo", "admin", 1, "99.00", preset="cpu"),
+        row("iwslt14", "admin", 10, "35.00"),
+        row("iwslt14", "admin", 9, "36.00", commit="def"),
+        row("iwslt14", "admin", 1, "3.00", preset="small"),
+    ]
+    rows = results_table.lines(measured, papers)
+    assert [r["recipe"] for r in rows] == ["iwslt14", "iwslt14", "wmt14-ende-18l", "demo"]
+    mean = cells(rows, "iwslt14", "admin", "paper")
+    # The standard deviation of 35 and 36 is 1/sqrt(2).
+    assert (mean["tokenised BLEU"], mean["paper"], mean["seeds"]) == ("35.50 ± 0.71", "35.67 ± 0.15", "9, 10")
+    assert (mean["sacreBLEU"], mean["compound BLEU"], mean["commit"]) == ("30.00 ± 0.00", "", "abc, def")
+    small = cells(rows, "iwslt14", "admin", "small")
+    assert (small["tokenised BLEU"], small["paper"]) == ("3.00", "")
+    missing = cells(rows, "wmt14-ende-18l", "post-ln")
+    assert (missing["tokenised BLEU"], missing["paper"]) == ("", "failed")
+
+
+def test_the_papers_numbers_are_of_recipes_that_there_are(tmp_path):
+    results.keep(tmp_path / "results.csv", row("iwslt14", "admin", 1, "35.50"))
+    done = run_module("recipes.figures.results_table", tmp_path, log=tmp_path / "log")
+    assert done.status == 0 and done.output == (tmp_path / "table.md").read_text(encoding="utf-8")
+    lines = done.output.splitlines()
+    assert sum(line.startswith(("| wmt14-", "| iwslt14")) for line in lines) == 21
+    assert any("| 35.50" in line and "| 35.67 ± 0.15" in line for line in lines)
 
 
 @pytest.mark.parametrize("text", ["", "recipe,score\n"])
