@@ -84,10 +84,11 @@ release: $(VENV)/ready
 	$(RUN) -m twine check --strict dist/*
 	PYTHON=$(abspath $(RUN)) tests/release.sh dist/*.whl
 
-## make bench: the cost of Admin next to stock Post-LN, fast and plain (SIZES=: that alone), and the host time of a GPU's step
+## make bench: the cost of Admin next to stock Post-LN, fast and plain (SIZES=: that alone), the host time of a GPU's step, and an attached BERT's
 bench: $(VENV)/ready
 	$(RUN) -m recipes.bench.speed $(if $(SIZES),--sizes $(SIZES)) --csv "$${RUNS:-runs}/bench/speed.csv"
 	$(if $(SIZES),,$(RUN) -m recipes.bench.speed --host --csv "$${RUNS:-runs}/bench/host.csv")
+	$(if $(SIZES),,$(RUN) -m recipes.bench.attached --csv "$${RUNS:-runs}/bench/attached.csv")
 
 ## make setup: only the virtual environment (TORCH=cpu|cuda|cu126 or pip's torch==..., PYTHON=, VENV=)
 setup: $(VENV)/ready

@@ -16,7 +16,7 @@ from reference import batch, build
 from torch.utils.flop_counter import FlopCounterMode
 
 from fairseq_admin.fast.plain import Fast
-from recipes.bench import speed, step, trial
+from recipes.bench import attached, speed, step, trial
 from recipes.bench.counting import counts
 from recipes.bench.gpu import training_flops, utilisation
 
@@ -44,6 +44,12 @@ def test_reports_what_fast_layers_save(tmp_path: Path, capsys: pytest.CaptureFix
         assert rows["stock"]["step"] == "1.0" and all(float(row["step_ms"]) > 0 for row in rows.values())
         assert all(0 < float(rows["fast"][name]) < float(rows["plain"][name]) for name in ("waits", saved))
     assert torch.ones(1).is_cpu and not Fast.gpu_code
+
+
+def test_reports_the_cost_of_an_attached_bert(tmp_path: Path) -> None:
+    attached.main(["--layers", "2", "--width", "64", "--pairs", "1", "--csv", f"{tmp_path}/attached.csv"])
+    (row,) = kept(tmp_path / "attached.csv")
+    assert row["width"] == "64" and float(row["step_low"]) <= float(row["step"]) <= float(row["step_high"])
 
 
 def test_counting_leaves_nothing_behind() -> None:
