@@ -13,8 +13,8 @@ from recipes.compare.intervals import contrast, with_interval
 from recipes.compare.outcome import loss, mean_of_last, still_falling, verdict
 from recipes.compare.ranking import rankings, table
 from recipes.compare.rows import read_results, write_runs
-from recipes.figures import drawing, omega_rules, protocol
-from recipes.figures.drawing import draw_accuracies, draw_curves, draw_rates
+from recipes.figures import drawing, protocol
+from recipes.figures.drawing import draw_accuracies, draw_losses, draw_rates
 from recipes.grid.front import of
 from recipes.grid.runs import last_change, unigram_entropy
 from recipes.grid.texts import reversed_pairs
@@ -112,7 +112,7 @@ def test_rows_are_kept_as_they_are(tmp_path):
     for name, given in (("a", files), ("b", [tmp_path / "a/runs.csv"])):
         drawing.write(tmp_path / name, read_results(given))
         outcomes.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
-    assert outcomes[0] == outcomes[1] and len(outcomes[0]) == 5
+    assert outcomes[0] == outcomes[1] and len(outcomes[0]) == 4
     assert read_results([tmp_path / "a/runs.csv"]) == rows
     text = (tmp_path / "a/table.md").read_text()
     assert "| Pre-LN   | 6        | 1e-4        | 0 of 1 " in text
@@ -225,11 +225,15 @@ def test_the_claims_of_the_protocol(shifts, scale, first, second, tmp_path, monk
 
 def test_nothing_is_said_before_all_runs_are_there():
     rows = protocol_rows(0.1, 0.0)[:-2]
-    lines = protocol.claims([*rows[:-1], rows[0]])  # one seed twice
+
+    def claims(rows):
+        return list(protocol.claims(protocol.groups_of(rows)))
+
+    lines = claims([*rows[:-1], rows[0]])  # one seed twice
     assert lines[-3].startswith("Pre-LN - Admin at 18L-18L: Admin ends ahead") and lines[-2].endswith(protocol.MISSING)
-    assert [line.endswith(protocol.MISSING) for line in protocol.claims(rows[1:])[-3:-1]] == [True, True]
+    assert [line.endswith(protocol.MISSING) for line in claims(rows[1:])[-3:-1]] == [True, True]
     rows[0] |= DIVERGED
-    assert "seed 4 diverged" in protocol.claims(rows)[0] and "2.7" not in protocol.claims(rows)[0].split(" bits")[0]
+    assert "seed 4 diverged" in claims(rows)[0] and "2.7" not in claims(rows)[0].split(" bits")[0]
 
 
 def test_power_is_that_of_the_page():
@@ -261,30 +265,31 @@ def omega_rows(end, early=0.0, again=0.0):
         ((-0.2,), ["it holds", ": ahead: -0.200 (-0.2", ": ahead: -0.300", ": no difference shown"]),
         ((0.2, -0.3), ["it holds", ": behind: +0.200", ": behind: +0.100", ": shown; updates 750 to 1,250: -0.300"]),
         ((0.2, 0.3), ["it holds", ": behind: +0.200", ": behind: +0.100", ": no difference shown; updates 750"]),
-        ((-0.2, 0.0, 0.021), ["up to 0.021 bits, it fails", omega_rules.MISSING]),
+        ((-0.2, 0.0, 0.021), ["up to 0.021 bits, it fails", protocol.MISSING]),
     ],
 )
 def test_the_claims_of_the_protocol_on_omega(rows, expected):
-    lines = omega_rules.claims(*map(omega_rules.groups_of, omega_rows(*rows)))
+    lines = protocol.claims_of_rules(*map(protocol.groups_of, omega_rows(*rows)))
     claims = [line for line in lines if "60L-12L" not in line]
     assert len(claims) == len(expected)
     assert all(text in line for text, line in zip(expected, claims)), claims
 
 
 def test_a_run_that_diverged_early_counts_with_the_largest_loss():
-    old, new = map(omega_rules.groups_of, omega_rows(-0.2))
+    old, new = map(protocol.groups_of, omega_rows(-0.2))
     new["18", "constant"]["4"] |= DIVERGED | {"valid": {250: 5.0}}
-    assert omega_rules.early_loss(new["18", "constant"]["4"]) == 9.0  # 1.5 times an entropy of 6
-    assert len(list(omega_rules.claims(old, new))) == 4
+    assert protocol.early_loss(new["18", "constant"]["4"]) == 9.0  # 1.5 times an entropy of 6
+    assert len(list(protocol.claims_of_rules(old, new))) == 4
 
 
 def test_nothing_is_said_of_omega_before_all_runs_are_there():
-    old, new = map(omega_rules.groups_of, omega_rows(-0.2))
+    old, new = map(protocol.groups_of, omega_rows(-0.2))
     del new["18", "constant"]["9"]
-    missing = [line.endswith(omega_rules.MISSING) for line in omega_rules.claims(old, new)]
+    missing = [line.endswith(protocol.MISSING) for line in protocol.claims_of_rules(old, new)]
     assert missing == [False, True, True]
-    (axes,) = omega_rules.draw({**new, **old}).axes
-    assert [text.get_text() for text in axes.get_legend().get_texts()][:3] == ["constant", "reference", "pre-ln"]
+    (axes,) = protocol.draw({**new, **old}, protocol.DEPTHS).axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels[:3] == ["Admin, constant", "Admin", "Pre-LN"]
 
 
 # -- figures ---------------------------------------------------------------------------------------------------------
@@ -298,20 +303,19 @@ def lines(axes, **look):
     return [dict(zip(*line.get_data())) for line in drawn]
 
 
-def test_curves_are_the_runs():
-    """Every run at the best rate has a thin line, every scheme its mean, and a diverged run a cross."""
+def test_losses_are_the_runs():
+    """Every run has a thin line, every group its mean, and a diverged run a cross."""
     losses = {"1": {10: 6.0, 20: 2.0}, "2": {10: 5.0, 20: 1.0}, "3": {10: 4.0, 20: 3.0}}
     three = [result(seed=seed, valid=valid) for seed, valid in losses.items()]
-    worse = result(lr="1e-3", bits=5.0, verdict="plateau", valid={10: 6.0, 20: 5.0})
-    bad = result(scheme="post-ln", layers="18", verdict="diverged", update=15, valid={10: 7.0})
-    six, eighteen = draw_curves([*three, worse, bad]).axes
+    bad = result(scheme="post-ln", verdict="diverged", update=15, valid={10: 7.0})
+    six, eighteen = draw_losses([("6L-6L", "Admin", three), ("18L-18L", "Post-LN", [bad])], 6.0).axes
     admin, post_ln = "#0072B2", "#D55E00"  # the schemes' colours in every figure
     assert lines(six, linewidth=0.6, color=admin) == [*losses.values()]
-    assert lines(six, linewidth=1.6, color=admin) == [{10: 5.0, 20: 2.0}]
+    assert lines(six, linewidth=1.6, color=admin, label="Admin") == [{10: 5.0, 20: 2.0}]
     assert lines(eighteen, linewidth=0.6, color=post_ln) == lines(eighteen, linewidth=1.6) == [{10: 7.0}]
     assert list(lines(eighteen, marker="x")[0]) == [15]
     # A mean of two curves is a curve that no run followed.
-    (axes,) = draw_curves(three[:2]).axes
+    (axes,) = draw_losses([("", "Admin", three[:2])], 6.0).axes
     assert lines(axes, linewidth=1.6) == [losses["1"], losses["2"]]
 
 

@@ -47,10 +47,10 @@ def test_figures_are_shown_and_light() -> None:
 
 
 def test_tables_are_those_of_the_kept_rows() -> None:
-    """Are the pages equal to the output of `make tables`, with all its tables?"""
+    """Are the pages equal to the output of `make figures`, with all its tables?"""
     texts = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
     for name, text in texts.items():
-        assert write_tables(text) == text, f"{name}: run make tables"
+        assert write_tables(text) == text, f"{name}: run make figures"
     assert set(re.findall(r"<!-- table (\S+) -->", "".join(texts.values()))) == set(TABLES)
 
 

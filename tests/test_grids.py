@@ -186,7 +186,7 @@ def test_a_grid_of_two_runs(tmp_path):
     diverged, whole = csv.DictReader((out / "runs.csv").open())
     assert whole["verdict"] in ("learned", "plateau") and 0 < float(whole["bits"]) < 20 and whole["signature"]
     assert diverged["verdict"] == "diverged" and not diverged["bleu"]
-    assert "| Admin " in done.stdout and (out / "curves.png").exists()
+    assert "| Admin " in done.stdout and (out / "rates.png").exists()
     assert "2 runs, 0 of them done; 2 at a time\n" in done.stdout and "; 2 of 2 runs done\n" in done.stdout
     assert not list(out.rglob("*.part")) and not list(out.rglob("*.pt"))
     stamp = (learns / "result.csv").stat().st_mtime_ns

@@ -115,7 +115,7 @@ def test_progress_shows_the_pace_and_hides_no_error():
     ticks = iter([100.0, 105.0])
     shown = list(progress(lines, updates=100, clock=lambda: next(ticks)))
     # Ten updates took five seconds; eighty remain.
-    assert "0.50 s/update  40 s left" in shown[1]
+    assert "0.50 s/update  00:40 left" in shown[1]
     assert [line.split()[0] for line in shown[:3]] == ["update"] * 3
     assert "Admin: profiled" in shown[3] and "beware" in shown[4]
     assert shown[5:] == lines[-3:]
@@ -123,7 +123,7 @@ def test_progress_shows_the_pace_and_hides_no_error():
     lines = [log_line("train_inner", 8, 8.0), log_line("train_inner", 24, 7.0), log_line("valid", 24, 6.5)]
     shown = list(progress(lines, epochs=3, clock=lambda: next(ticks)))
     # One epoch took five seconds; one and a half remain.
-    assert shown[1].startswith("epoch   1.50/3  update     24  train  7.000") and "5.00 s/epoch  8 s left" in shown[1]
+    assert shown[1].startswith("epoch   1.50/3  update     24  train  7.000") and "5.00 s/epoch  00:07 left" in shown[1]
 
 
 def test_progress_of_a_translation_is_a_bar(monkeypatch, capsys):

@@ -13,13 +13,13 @@ from ..errors import AdminError
 
 
 def names(folders: Sequence[Path]) -> list[str]:
-    """Name runs by the last parts of their paths, as many as tell them apart.
+    """Name each run by the last parts of its path, with as few parts as tell all runs apart.
 
     Args:
-        folders: of the runs.
+        folders: the folders of the runs.
 
     Returns:
-        Their names.
+        The names of the runs.
 
     Raises:
         AdminError: a folder is given twice.
@@ -36,7 +36,7 @@ def read_log(folder: Path) -> logs.Log | None:
     """Read a run's log: train.log, or the only *.log or *log.txt.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
 
     Returns:
         The log. None: there is no log.

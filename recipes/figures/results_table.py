@@ -14,7 +14,7 @@ from pathlib import Path
 
 from recipes.compare.rows import grouped, write_table
 from recipes.steps.common import run
-from recipes.steps.results import papers, read
+from recipes.steps.results import is_attempt, papers, read
 
 COLUMNS = {
     "tokenised BLEU": "tokenised", "sacreBLEU": "score", "compound BLEU": "compound", "perplexity": "perplexity",
@@ -46,9 +46,7 @@ def lines(results: list[dict[str, str]], papers: list[dict[str, str]]) -> list[d
         row = dict(zip(("recipe", "method", "rule", "preset"), key))
         row["seeds"] = ", ".join(sorted((row["seed"] for row in rows), key=int))
         row["tokenised BLEU"] = cell(rows, "tokenised")
-        # A small run is not an attempt at the paper's number.
-        attempt = row["preset"] in ("", "paper") and row["rule"] in ("", "reference")
-        row["paper"] = known.get((row["recipe"], row["method"]), "") if attempt else ""
+        row["paper"] = known.get((row["recipe"], row["method"]), "") if is_attempt(row) else ""
         table.append(row | {title: cell(rows, column) for title, column in COLUMNS.items()})
     return table
 

@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from fairseq_admin.method.schemes import SCHEMES
 from recipes import recipe as recipes
 from recipes import slurm
@@ -25,7 +27,6 @@ from recipes.machines import visible_gpus
 from recipes.processes import Job, run_jobs
 from recipes.recipe import Recipe, validated
 from recipes.steps.guard import locked
-from recipes.steps.progress import duration
 
 Axes = dict[str, str]
 """A run's value on each axis of the grid."""
@@ -190,7 +191,7 @@ class Grid:
             failed += [job] if status else []
             left = (time.monotonic() - began) / number * (len(waiting) - number)
             text = f"{job.name}: {job.last_line()}; {len(done) + number - len(failed)} of {len(points)} runs done"
-            print(f"{text}, {duration(left)} left" if number < len(waiting) else text, flush=True)
+            print(f"{text}, {tqdm.format_interval(left)} left" if number < len(waiting) else text, flush=True)
         if failed:
             logs = ", ".join(str(job.log) for job in failed[:3])
             raise ValueError(f"{len(failed)} of {len(waiting)} runs failed; their output: {logs}.")
