@@ -138,7 +138,10 @@ class Recipe:
 
     @property
     def text(self) -> Path:
-        """The folder of the text. A text made before version 0.2.0 has no keys: it stays, and `text` has a new one."""
+        """The folder of the text.
+
+        A text made before version 0.2.0 has no keys. It stays where it is, and the new text has the folder `text`.
+        """
         old = self.base / "data"
         return self.base / "text" if (old / "settings.json").exists() and not (old / ".keys").exists() else old
 

@@ -1,6 +1,7 @@
-"""What Admin costs a BERT that it is attached to: a training step next to the stock model's.
+"""The cost of Admin attached to a BERT: its training step is compared with the stock model's.
 
-One CPU thread, process CPU time, the two in turns; each turn gives one ratio, and the median counts.
+The two models take steps in turns on one CPU thread, and their process CPU time is measured. Each turn gives one ratio;
+the median of the ratios is the result.
 
     python -m recipes.bench.attached                                  # 12 layers of width 256, a few minutes
     python -m recipes.bench.attached --layers 6 --width 128 --pairs 5 --csv attached.csv

@@ -1,4 +1,4 @@
-"""The command line of the benches, and tables of rows that say where they were measured."""
+"""The command line of the benches, and their tables. Each row of a table says where it was measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recipes.steps.results import commit
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
-    """A bench's, with --pairs and --csv."""
+    """The parser of a bench's command line, with the options --pairs and --csv."""
     top = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     top.add_argument("--pairs", type=int, default=15, help="turns (default: %(default)s)")
     top.add_argument("--csv", type=Path, help="file to write the rows to")
@@ -38,9 +38,9 @@ def machine() -> dict[str, str]:
 def report(tables: Iterable[list[Row]], file: Path | None) -> None:
     """Measure on one thread. Print each table, and write its rows to the file."""
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # fairseq's and its libraries', of one another
+    warnings.simplefilter("ignore")  # fairseq and its libraries warn about each other
     logging.disable(logging.INFO)
-    here = {**machine(), "load": round(os.getloadavg()[0], 1)}  # processes that run, over the last minute
+    here = {**machine(), "load": round(os.getloadavg()[0], 1)}  # mean number of running processes in the last minute
     print(", ".join(f"{name} {value}" for name, value in here.items()), flush=True)
     rows: list[Row] = []
     for table in tables:

@@ -31,14 +31,14 @@ COMMON = """--share-all-embeddings --label-smoothing 0.1 --dropout 0.1 --attenti
 
 
 def trainer(method: str, words: int, layers: tuple[int, int], width: int, *further: str) -> Trainer:
-    """fairseq's trainer of a new model. Heads have 64 channels, or there are two.
+    """fairseq's trainer of a new model. Attention heads have 64 channels each; a width below 128 has two heads.
 
     Args:
         method: a key of METHODS.
-        words: of the dictionary, without fairseq's four symbols.
-        layers: of the encoder and of the decoder.
-        width: C. The feed-forward has 4 C.
-        further: options of fairseq's.
+        words: size of the dictionary, without fairseq's four symbols.
+        layers: number of layers of the encoder, and of the decoder.
+        width: number of channels C. The feed-forward has 4 C channels.
+        further: more options of fairseq.
     """
     if ADMIN in METHODS[method]:
         importlib.import_module("fairseq_admin.plugin")
@@ -47,7 +47,7 @@ def trainer(method: str, words: int, layers: tuple[int, int], width: int, *furth
     for side, number in zip(("encoder", "decoder"), layers):
         arguments += [f"--{side}-{name}={size}" for name, size in {"layers": number, **shape}.items()]
     parsed = options.parse_args_and_arch(options.get_training_parser(), arguments)
-    parsed.tpu = False  # fairseq would take --bf16 for a TPU
+    parsed.tpu = False  # fairseq reads --bf16 as a request for a TPU
     cfg = convert_namespace_to_omegaconf(parsed)
     dictionary = Dictionary()
     for word in range(words):
@@ -61,7 +61,7 @@ def batches(tokens: int, words: int, longest_of_each: Iterable[int]) -> Iterator
     """fairseq's batches of random words and some padding, each of sentences of about one length.
 
     Args:
-        tokens: of a batch, at most, on either side.
+        tokens: the largest number of tokens that a batch may have on either side.
         words: as for `trainer`.
         longest_of_each: the longest sentence of each batch.
     """

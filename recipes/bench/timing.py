@@ -1,4 +1,4 @@
-"""Times of calls in turns. In turns, other work on the machine affects all calls alike. This imports torch alone."""
+"""Times of calls that take turns. Other work on the machine then slows all calls alike. This imports torch alone."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def draw_losses(rows: Sequence[dict[str, str]]) -> Figure:
 
 
 def draw_output_changes(results: Sequence[dict[str, Any]]) -> Figure:
-    """The change of the output by noise and by an update, by scheme. Estimates of theorem 2 are hollow."""
+    """Draw how much noise and one update change each scheme's output. Hollow markers are estimates by theorem 2."""
     drawn, panels = figure.panels(2, height=3.6)
     for result in results:
         scheme = result["model"]["scheme"]

@@ -73,7 +73,10 @@ def save(figure: Figure, path: Path, dpi: int = 130) -> None:
 
 
 def draw_runs(axes: Axes, runs: Sequence[Row], label: str, **look: Any) -> None:
-    """Draw the runs of a scheme at a rate: thin lines for seeds, thick lines for their mean, or for seeds if few."""
+    """Draw the runs of a scheme at a rate: a thin line for each seed, and a thick line for their mean.
+
+    With fewer than FEWEST seeds, each seed has a thick line instead of their mean.
+    """
     curves = [row["valid"] for row in runs]
     for row in runs:
         axes.plot(*zip(*row["valid"].items()), linewidth=0.6, alpha=0.5, **look)
@@ -88,7 +91,10 @@ def draw_runs(axes: Axes, runs: Sequence[Row], label: str, **look: Any) -> None:
 
 
 def draw_curves(rows: Sequence[Row]) -> Figure:
-    """The losses of each scheme at its best rate, and dotted at rates that are as good. A panel for each depth."""
+    """Draw the losses of each scheme at its best rate, in a panel for each depth.
+
+    Dotted lines are losses at rates that are as good as the best.
+    """
     drawn, depths = looks(rows), depths_of(rows)
     figure, ((*panels,),) = subplots(1, len(depths), (4.2 * len(depths) + 2.6, 4.6))
     losses: list[float] = []
@@ -111,8 +117,8 @@ def draw_panels(panels: Panels, colours: dict[str, str], against: str, measure: 
     """Draw lines through the means over the seeds. Each run is a dot, or a cross if it diverged.
 
     Args:
-        colours: by label; a line without a colour is black and thick.
-        against: the axis of the grid on the horizontal axis.
+        colours: the colour of each label; a line without a colour is black and thick.
+        against: the axis of the grid that the horizontal axis shows.
     """
     columns = min(4 if len(panels) > 6 else 3, len(panels))
     height = -(-len(panels) // columns)

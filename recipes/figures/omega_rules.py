@@ -1,4 +1,4 @@
-"""The claims of docs/protocol-omega.md, from the rows of the first protocol's runs and of its own.
+"""Check the claims of docs/protocol-omega.md, from the rows of its own runs and of the first protocol's runs.
 
     python -m recipes.figures.omega_rules docs/rows/protocol.csv docs/rows/protocol-omega.csv -o protocol-omega.png
 
@@ -44,7 +44,10 @@ def groups_of(rows: Sequence[Row]) -> Groups:
 
 
 def early_loss(row: Row) -> float:
-    """The mean of the validations at EARLY, each at most 1.5 H, as after a divergence."""
+    """The mean of the validations at EARLY.
+
+    A validation above 1.5 H counts as 1.5 H, and so does one that is missing after a divergence.
+    """
     return fmean(min(row["valid"].get(update, math.inf), EXPLODED * row["entropy"]) for update in EARLY)
 
 
@@ -57,7 +60,10 @@ def difference(groups: Groups, layers: str, method: str, measure: Callable[[Row]
 
 
 def claims(old: Groups, new: Groups) -> Iterator[str]:
-    """A line for the bridge, and for each comparison in the protocol's order, up to the first that is not shown."""
+    """A line for the bridge, and one for each comparison in the protocol's order.
+
+    At each depth, the first comparison whose verdict is "not shown" or whose runs are missing is the last.
+    """
     again = new.get(("18", "reference"), {})
     apart = [abs(loss(row) - loss(old["18", "reference"][seed])) for seed, row in again.items()]
     holds = len(apart) == 2 and max(apart) <= BRIDGE

@@ -2,7 +2,8 @@
 
     B sentences   S source positions each   T target positions   C channels   F of the feed-forward   V words
 
-Padding counts, other operations do not. A backward has twice the products of its forward.
+Products with padding count, too. No operations but matrix products count. A backward has twice the products of its
+forward.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "V100": 125e12}
 
 
 def attention(sentences: int, queries: int, keys: int, width: int) -> int:
-    """Scores and mixed values of one attention, in the forward."""
+    """Operations of one attention's forward: queries times keys, and weights times values."""
     return 4 * sentences * queries * keys * width
 
 
@@ -22,8 +23,12 @@ def training_flops(
     """Operations of a forward and a backward of an encoder-decoder with tied embeddings.
 
     Args:
-        sentences: B. Then S and T.
-        layers: of the encoder and of the decoder.
+        sentences: B.
+        source: S.
+        target: T.
+        layers: number of layers of the encoder, and of the decoder.
+        width: C.
+        ffn: F.
         words: V.
     """
     rows, target_rows = sentences * source, sentences * target

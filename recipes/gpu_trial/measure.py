@@ -68,8 +68,13 @@ def wall_times(action: Callable[[], object], rounds: int = 10) -> list[float]:
 
 
 def profiled(step: Callable[[], object], seconds: float) -> dict[str, Any]:
-    """Of one step: GiB at its peak above those before it, the kernels that computed attention, and on a GPU its own
-    time, its kernels and the share of `seconds`, the wall time, that it is idle."""
+    """Columns of one step: its peak memory minus the memory before it, in GiB, and the kernels that computed attention.
+
+    On a GPU, also the time in which its kernels ran, their number, and the share of time in which the GPU was idle.
+
+    Args:
+        seconds: the wall time of the step.
+    """
     before = torch.cuda.memory_allocated()
     if not SMALL:
         torch.cuda.reset_peak_memory_stats()
@@ -110,7 +115,10 @@ def flops_of(batch: dict[str, Any]) -> int:
 
 
 def steps(method: str, precision: str) -> None:
-    """Rows of one step on each of several shapes of batch, after three on each to warm up, and to record graphs."""
+    """Write a row for each size of batch: the time of one training step on each of its shapes.
+
+    Three steps on each shape come first. They warm up, and they record graphs.
+    """
     if "stock" in method:  # hydra would import our plugin
         sys.modules["hydra_plugins"] = SimpleNamespace(__name__="hydra_plugins", __path__=[])  # type: ignore[assignment]
     made = trainer(method, WORDS, LAYERS, WIDTH, "--cpu" if SMALL else f"--{precision}")

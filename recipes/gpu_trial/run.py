@@ -3,8 +3,8 @@
     python -m recipes.gpu_trial.run DATA=TEXT PAIR=de-en MINUTES=30    # DEVICE=cpu: every step with tiny sizes
 
 A row is in its command's log as soon as it is measured, and after each command the report and rows.csv are written
-again, so the trial may be stopped anywhere. Started again, it runs the commands that have not ended well on this card,
-with this torch and at this commit. On a GPU all but the trainings on a text end within LIMIT seconds of each call.
+again, so the trial may be stopped anywhere. The next call skips the commands that succeeded on this card, with
+this torch and at this commit. On a GPU, one call gives LIMIT seconds to all commands but the training runs on a text.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Trial(Machine):
 def commands_of(trial: Trial, folder: Path) -> Iterator[tuple[str, str]]:
     """Names and commands, the most informative first: the measurements, the tests, and the trainings on a text.
 
-    A training has 18 layers, and as many updates as fill the minutes by the step time measured.
+    A training run has 18 layers. Its updates would take MINUTES at the step time that was measured.
     """
     precisions = PRECISIONS[trial.DEVICE]
     names = ["ceilings"]
@@ -79,7 +79,10 @@ def commands_of(trial: Trial, folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def log_of(folder: Path, name: str) -> list[str]:
-    """The lines of a command's log: first the machine and the command, last how it ended. `not run` if it was not."""
+    """The lines of a command's log. The first names the machine and the command, the last says how the command ended.
+
+    A command without a log has the one line `not run`.
+    """
     path = folder / f"{name}.log"
     return (path.read_text(errors="replace").splitlines() if path.exists() else []) or ["not run"]
 
@@ -90,7 +93,10 @@ def rows_of(log: list[str]) -> list[Row]:
 
 
 def perform(command: str, path: Path, limit: float, first_line: str) -> None:
-    """Run a command into its log. When its time is up, or the trial ends, every process that it started ends."""
+    """Run a command, and write its output to its log.
+
+    When its time is up, or the trial ends, every process that it started ends.
+    """
     began = time.monotonic()
     environment = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
     environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(path.parent.absolute() / "compiled"))
@@ -105,9 +111,9 @@ def perform(command: str, path: Path, limit: float, first_line: str) -> None:
 
 
 def run_missing(folder: Path, commands: Iterable[tuple[str, str]], limit: float) -> None:
-    """Run the commands that have not ended well, those without a text within the limit.
+    """Run the commands that have not succeeded. The limit is for all commands that do not train on a text.
 
-    After each, write the report and rows.csv, of this machine and commit alone.
+    After each command, write the report and rows.csv. Both have only results of this machine and commit.
     """
     end = time.monotonic() + limit
     here = machine()
@@ -136,7 +142,7 @@ def main() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     elif not torch.cuda.is_available():
         raise ValueError("This machine has no GPU that torch can use; DEVICE=cpu tries the trial itself.")
-    for name in ("MAKEFLAGS", "DEVICE"):  # in which `own` would find settings of its own
+    for name in ("MAKEFLAGS", "DEVICE"):  # `own` would read settings from these
         os.environ.pop(name, None)
     folder = Path(trial.RUNS, "gpu-trial" if trial.DEVICE == "cuda" else "gpu-trial-cpu")
     folder.mkdir(parents=True, exist_ok=True)

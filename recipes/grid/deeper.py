@@ -37,7 +37,7 @@ class Pairs:
 
 
 class DeeperRun(GridRun):
-    """A classifier on the encoder; or, without axes, the pre-training of the encoder."""
+    """Trains a classifier on the encoder. If `axes` is empty, this run pre-trains the encoder instead."""
 
     task = []
     batch = ["--max-tokens", "2000", "--required-batch-size-multiple", "1"]
