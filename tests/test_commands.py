@@ -76,7 +76,7 @@ def test_validate(corpus: Path, trained: Path, tmp_path: Path, run: Callable[...
 
 
 def test_hub(corpus: Path, trained: Path) -> None:
-    """Does it give the model's translation, which the test decodes word by word?"""
+    """Does the hub interface give the model's translation? The test finds the same translation word by word."""
     hub = TransformerAdminModel.from_pretrained(str(trained), "checkpoint_last.pt", str(corpus))
     (model,) = hub.models
     assert isinstance(model, TransformerAdminModel) and model.profiled

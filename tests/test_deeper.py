@@ -197,7 +197,10 @@ def test_a_frozen_encoder_costs_one_forward(options, task):
 
 
 def test_new_layers_learn_on_a_frozen_encoder_whatever_is_kept(task):
-    """New layers get the same gradients with --checkpoint-activations, which needs an input that requires one."""
+    """With --checkpoint-activations, new layers get the same gradients.
+
+    Checkpointing needs an input that requires a gradient; a frozen encoder's output requires none.
+    """
     gradients = []
     for checkpointed in (False, True):
         options = {"checkpoint_activations": checkpointed, "pretrained_lr_factor": 0, **NO_DROPOUT}

@@ -44,7 +44,10 @@ def test_repeats_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_goes_on_and_reports_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Are failed commands run again, finished ones not, none started after the time limit, and all reported?"""
+    """Are failed commands run again, and successful ones not?
+
+    After the time limit, no command may start. The report must name every command.
+    """
     count = f"sh -c 'echo x >> {shlex.quote(str(tmp_path))}/count; "
     good, bad = ("good", count + "exit 0'"), ("bad", count + "exit 3'")
     run.run_missing(tmp_path, [good], 60)
@@ -64,7 +67,7 @@ def test_goes_on_and_reports_failures(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_a_command_started_ends_with_its_time(tmp_path: Path) -> None:
-    """Do a command's child processes end with its time? Otherwise they would hold GPU memory."""
+    """When a command's time is up, do its child processes end, too? Otherwise they would hold GPU memory."""
     source = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
     for limit in (2, 20):  # until the process has had time to start
         run.perform(f"python -c {shlex.quote(source)}", tmp_path / "log", limit, "said")
@@ -80,7 +83,10 @@ def test_what_a_command_started_ends_with_its_time(tmp_path: Path) -> None:
 
 
 def test_commands_exist(tmp_path: Path) -> None:
-    """Do the card's ceilings come first, then recorded, fast and best stock steps in fp16, and the tests last?"""
+    """Do the card's ceilings come first, and the tests last?
+
+    After the ceilings come steps in fp16: recorded steps, fast steps, and stock steps with the best optimizer.
+    """
     commands = dict(run.commands_of(run.Trial(DEVICE="cuda"), tmp_path))
     assert list(commands)[:4] == ["ceilings", "graph-fp16", "fast-fp16", "stock-adamw-fp16"]
     assert list(commands)[-2:] == ["kernels", "trainings"] and {"stock-bf16", "plain-fp16"} < set(commands)
@@ -93,7 +99,7 @@ def test_commands_exist(tmp_path: Path) -> None:
 
 
 def test_flops_are_those_of_the_products() -> None:
-    """Is the count that of torch for a forward and a backward: 0.89 GFLOP per token pair, as in docs/results.md?"""
+    """Does the count equal torch's for a forward and a backward? docs/results.md has 0.89 GFLOP per token pair."""
     sizes = {"encoder_layers": 3, "decoder_layers": 2, **STILL}
     for side in ("encoder", "decoder"):
         sizes |= {f"{side}_embed_dim": 32, f"{side}_ffn_embed_dim": 48, f"{side}_attention_heads": 4}
@@ -109,9 +115,10 @@ def test_flops_are_those_of_the_products() -> None:
 
 
 def test_a_method_trains_for_its_minutes(tmp_path: Path) -> None:
-    """Does each method train for as many updates as fit, by measured time, the same number for all?
+    """Do all methods train for the same number of updates: as many as fit into the minutes, by the measured step time?
 
-    Each uses its own learning rate, and Admin the rule of ω for which its rate was found. The default is de-en.
+    Each method uses its own learning rate. Admin uses the rule of ω for which its learning rate was found. The default
+    pair is de-en.
     """
     (tmp_path / "fast-fp16.log").write_text('row: {"what": "fast", "tokens": 8192, "ms": 106.4}\n')
     commands = dict(run.commands_of(run.Trial(DATA=str(tmp_path)), tmp_path))

@@ -107,7 +107,7 @@ def t_fixup_code(laws):
 
 
 def b2t_code(laws):
-    """Every matrix of a layer times the root of its stack's layers: 3^(-1/2) and 2^(-1/2)."""
+    """Multiply every matrix of a layer by 1 / sqrt(number of layers in its stack): 3^(-1/2) and 2^(-1/2)."""
     roots = {"encoder": N**-0.5, "decoder": M**-0.5}
     return {
         name: (shape, mean, std * roots[name.split(".")[0]], law)
