@@ -49,7 +49,7 @@ def test_same_weights_and_batch_give_the_same_omega(case):
 
 @pytest.mark.parametrize("case", ["6L-2L", "2L-3L padded"], indirect=True)
 def test_same_by_the_layers_written_out(case, request):
-    """With padding counted, as in their code but not in our profile, plain layers give their ω."""
+    """The layers written out give the authors' ω if padding counts, as in the authors' code but not in our profile."""
     theirs, model = case
     src, prev = omega.batch("padded" in request.node.callspec.params["case"])
     encoder, decoder = reference.profile_by_hand(model, src, prev, "reference", padding_counted=True)
@@ -58,7 +58,10 @@ def test_same_by_the_layers_written_out(case, request):
 
 @pytest.mark.parametrize("case", omega.DROPOUTS)
 def test_fresh_model_has_their_omega_in_law(case):
-    """Fresh models have their mean ω, with their initial law and dropout. Draws differ, so only means compare."""
+    """With the authors' initial law and dropout, our fresh models have the authors' mean ω.
+
+    The random draws differ, so the test compares only means.
+    """
     dropout, within = omega.DROPOUTS[case]
     rates = {"dropout": dropout, "attention_dropout": within, "activation_dropout": within}
     ours = []
@@ -75,7 +78,10 @@ def test_fresh_model_has_their_omega_in_law(case):
 
 @pytest.mark.parametrize("method", laws.METHODS)
 def test_fresh_parameters_have_their_law(method):
-    """Fresh parameters have their law, with --admin-ffn-init xavier, their law for feed-forward weights."""
+    """Our fresh parameters follow the authors' law.
+
+    --admin-ffn-init xavier selects the authors' law for feed-forward weights.
+    """
     ours = {}
     options = {"words": omega.WORDS, "admin_scheme": method, "admin_ffn_init": "xavier", **laws.SIZES}
     for seed in range(10):
@@ -103,7 +109,7 @@ def theirs(scheme: str, what: str):
 
 
 def fresh(scheme: str, seed: int) -> dict[str, torch.Tensor]:
-    """The parameters of one of our models. DT-Fixup is for encoders only, so they are the encoder's."""
+    """The parameters of one of our models. DT-Fixup is for encoders only, so it changes only the encoder."""
     method = "post-ln" if scheme == "dt-fixup" else scheme
     model = reference.build("transformer_admin", words=omega.WORDS, seed=seed, admin_scheme=method, **rivals.SIZES)
     if scheme == "dt-fixup":

@@ -104,7 +104,7 @@ def needs(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_full_disk(verb: str, work: Path, capsys: pytest.CaptureFixture) -> None:
-    """A full disk is one line and leaves no file. Here, no file may exceed eight bytes."""
+    """A full disk is reported in one line, and no file is left. Here, no file may exceed eight bytes."""
     needs(verb)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
@@ -169,7 +169,7 @@ def test_standard_output_closed_or_full(
 
 
 def test_closed_streams_lose_no_work(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closed standard streams, such as a daemon's, lose no work."""
+    """If a standard stream is closed, as for a daemon, a command still does its work."""
     for stream, line, status in (("stdout", "path", 0), ("stderr", VERBS["fold"], 0), ("stderr", "omega none.pt", 2)):
         with monkeypatch.context() as closed:
             closed.setattr(sys, stream, None)

@@ -1,4 +1,4 @@
-"""docs/examples, shortened: every method trains at every rate, and Admin folds to the stock model; docstrings."""
+"""Shortened docs/examples: every method trains at every rate, and Admin folds to the stock model. Doctests run, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An attached model in half precision, with checkpointing, compiled, in two processes, and against fairseq."""
+"""Training of an attached model: half precision, checkpointing, torch.compile, two processes, and against fairseq's."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_the_machine_is_one_line(fault):
-    """A machine fault is one line. If the reader of stdout has gone, as with `head -1`, no line is printed."""
+    """A machine fault is reported in one line. If stdout's reader has gone, as with `head -1`, there is no line."""
     code, status, said = FAULTS[fault]
     reader, writer = os.pipe()
     os.close(reader)

@@ -130,7 +130,8 @@ def test_every_parameter_has_its_name_shape_and_initial_law(scheme):
         if law == "constant":
             assert torch.all(values == mean), name
             continue
-        # Six standard errors, plus the golden table's own error: if it was sampled (100 seeds), a third of ours.
+        # Six standard errors of our values, plus the golden table's own error. The table is exact, or sampled from 100
+        # seeds; a sampled table has a third of our error.
         n = values.numel() / (2 if scheme == "looklinear" and ".fc" in name else 1)  # two equal halves
         assert abs(values.mean().item() - mean) < 6 * 1.1 * std / math.sqrt(n), name
         assert values.std(correction=0).item() == pytest.approx(std, rel=6 * 1.25 / math.sqrt(2 * n)), name
@@ -166,7 +167,7 @@ BY_OPTION = [("translation", "admin"), ("translation", "residual"), ("masked", "
     ],
 )
 def test_initial_law_of_one_stack_and_of_an_option(name, scheme, law):
-    """One stack has its scheme's law, and --admin-ffn-init selects the feed-forward's, whatever the scheme's default.
+    """A model of one stack has its scheme's law. --admin-ffn-init selects the feed-forward's law in every scheme.
 
     Other matrices, and b2t-code's before scaling, follow fairseq's law: RoBERTa's N(0, 0.02²) with zero biases.
     """
@@ -184,8 +185,8 @@ def test_initial_law_of_one_stack_and_of_an_option(name, scheme, law):
             std = 0.0
         if scheme == "b2t-code" and key.endswith("weight"):
             std *= 3**-0.5
-        # The deviation of n normal values has error 1/sqrt(2 n), and so has stock's. Looks-linear repeats half its
-        # values.
+        # The deviation of n normal values has error 1/sqrt(2 n). The stock values' deviation has the same error.
+        # Looks-linear repeats half its values.
         assert values.std(correction=0).item() == pytest.approx(std, rel=6 / math.sqrt(values.numel())), key
 
 

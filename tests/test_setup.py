@@ -1,4 +1,4 @@
-"""`make setup` makes the requested environment, and a complete one. (Python and pip are fakes.)"""
+"""`make setup` makes the requested environment, and completes an unfinished one. (Python and pip are fakes.)"""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def setup(folder: Path) -> Callable[..., tuple[bool, str]]:
     [
         ("", ["PYTHON={}/python"], False),  # everything is installed
         ("", ["PYTHON={}/python", OTHER], True),
-        ("", [OTHER], True),  # uses the environment's own Python: python3 may be one without such a torch
+        ("", [OTHER], True),  # the environment's own Python is used: this torch may not exist for python3
         ("touch -d @0 venv/ready", [], False),  # setup.py or requirements.lock is newer, as after git pull
         ("rm venv/ready; touch venv/bin/nopip", [], True),  # python -m venv was killed, or python3-venv is missing
         ("echo 3.12 > python.version", ["PYTHON={}/python"], True),
