@@ -29,7 +29,7 @@ class Step:
     reads: tuple[Path, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     version: int = 1
-    """of its program; a new version writes other output from the same input"""
+    """version of its program; a new version writes different output from the same input"""
     after: tuple[Path, ...] = ()
     """files that must exist before it begins, although its output does not depend on them"""
     trains: bool = False

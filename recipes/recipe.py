@@ -113,9 +113,9 @@ class Recipe:
     """the size that the target names, as 18l in wmt14-ende-18l"""
     user_values: dict[str, str] = field(default_factory=dict)
     grid: Path | None = None
-    """of a grid's run: the grid's folder, which has the text and all runs"""
+    """for a run of a grid: the grid's folder, which has the text and all runs"""
     point: str = ""
-    """of a grid's run: its name"""
+    """for a run of a grid: the run's name"""
 
     @property
     def words(self) -> list[str]:

@@ -45,7 +45,7 @@ class Pipeline:
     generated: Path
     """the output to score"""
     test: tuple[Any, ...] = ()
-    """of a translation: prefix of the raw test set, and its pair of languages"""
+    """for a translation: prefix of the raw test set, and its pair of languages"""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.settings, self.folder = recipe, recipe.settings, recipe.run
@@ -86,7 +86,7 @@ class Pipeline:
         return self.chain().table(self.goals[goal])
 
     def jobs(self, goal: str) -> list[Job]:
-        """The jobs of a cluster that make a goal, in order: text, training, the rest. Each runs a target of the recipe.
+        """The cluster jobs that make a goal, in order: text, training, the rest. Each runs a target of the recipe.
 
         Complete parts have no job.
         """

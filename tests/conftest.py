@@ -139,7 +139,7 @@ def start(tmp_path: Path) -> Callable[..., multiprocessing.process.BaseProcess]:
 
 
 def run_process(target: Callable[..., None], *arguments: object, log: Path, timeout: float = 600) -> Run:
-    """Run target(*arguments, log) in a process of its own, and wait until it ends."""
+    """Run target(*arguments, log) in its own process, and wait until it ends."""
     running = process(target, *arguments, log)
     running.start()
     running.join(timeout)
@@ -187,7 +187,7 @@ def make_environment(**more: str) -> dict[str, str]:
 
 
 def one_line_error(capsys: pytest.CaptureFixture, *arguments: object, status: int = 2) -> str:
-    """The one line of a command of ours that must fail and print nothing else."""
+    """Run a command of fairseq-admin that must fail. Returns the one line that it prints."""
     capsys.readouterr()
     assert cli.main([str(argument) for argument in arguments]) == status
     out, err = capsys.readouterr()

@@ -32,7 +32,7 @@ def test_their_checkpoint_computes_the_same(theirs, change):
     changed = change(theirs)
     (scores,) = log_probabilities(build(changed), [dict(zip(reference.INPUTS, expected["batch"]))])
     assert changed.kind == ("transformer_admin" if changed is theirs else "transformer")
-    # Sums are computed in another order. When this was written, they differed by 3e-6.
+    # Sums are computed in another order. When this was written, the results differed by 3e-6.
     torch.testing.assert_close(scores, expected["log_probabilities"], rtol=0, atol=2e-5)
 
 

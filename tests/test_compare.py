@@ -194,10 +194,10 @@ def test_a_difference_has_to_show_at_every_rate_that_is_as_good():
 
 
 def protocol_rows(*shifts, scale=1):
-    """Rows of Admin and Pre-LN, with six fresh seeds each, at 18 and 6 layers. Pre-LN's losses are higher by
-    the shifts.
+    """Rows of Admin and Pre-LN at 18 and 6 layers, with six fresh seeds each.
 
-    Two more rows are of other seeds and another rate, and must not count.
+    Pre-LN's losses are higher by a shift for each depth. Two more rows have other seeds and a different rate; the two
+    must not count.
 
     A difference's 90 % interval is ± 0.0148 times the scale; its 95 % interval is ± 0.0182 times the scale.
     """

@@ -121,7 +121,7 @@ CTRANSLATE2 = {
 
 @pytest.mark.parametrize("name", [*BOTH, *CTRANSLATE2])
 def test_ctranslate2_computes_the_same(model_of, tmp_path, name):
-    """Are log-probabilities the unfolded model's?"""
+    """Do log-probabilities equal the unfolded model's?"""
     ctranslate2 = needs("ctranslate2")
     model = model_of(**{**BOTH, **CTRANSLATE2}[name])
     model.export("ctranslate2", tmp_path / "out")
@@ -230,7 +230,7 @@ def test_real_sentences_are_checked_too(corpus, tmp_path, engine):
 
 
 def test_quantised_differs_and_says_by_how_much(model_of, tmp_path):
-    """Is an int8 export smaller, and is its difference reported next to float32's?"""
+    """Is an int8 export smaller, and are the differences of int8 and of float32 both reported?"""
     needs("ctranslate2")
     model = model_of()
     for quantization in (None, "int8"):

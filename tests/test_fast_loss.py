@@ -1,4 +1,4 @@
-"""The fast loss: its value, gradients and log are fairseq's, and it keeps no copy of the logits."""
+"""The fast loss: its value, gradients and log equal fairseq's, and it keeps no copy of the logits."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def both(model: torch.nn.Module, reduce: bool = True, smoothing: float = 0.1, pr
 @pytest.mark.parametrize("prefix", [0, 2])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_is_fairseqs(smoothing: float, prefix: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All return values and gradients are fairseq's, in float64."""
+    """In float64, all return values and gradients equal fairseq's."""
     # fairseq always computes softmax in float32.
     monkeypatch.setattr(fairseq.utils, "log_softmax", lambda x, dim, onnx_trace=False: x.log_softmax(dim))
     monkeypatch.setattr(fairseq.utils, "softmax", lambda x, dim, onnx_trace=False: x.softmax(dim))

@@ -284,7 +284,7 @@ def test_as_many_checkpoints_are_kept_as_are_averaged():
 
 
 def test_a_text_is_read_again_where_its_files_changed(tmp_path):
-    """A text is read again if its content changed, wherever the text is.
+    """A text is read again if its content changed, but not if only its folder changed.
 
     If a model was trained on the old text, the new text is refused.
     """

@@ -155,7 +155,7 @@ ROWS = {
     **{f"{method}-fp32": [method] for method in ("fast", "stock", "plain", "stock-adamw", "graph")},
     **{f"bert-{method}": [f"bert {method}"] for method in ("stock", "attached", "compiled")},
 }
-"""What each measurement on a CPU writes."""
+"""The rows that each measurement on a CPU writes."""
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_theorem_2_by_hand(method: str) -> None:
 
 
 def test_first_update_is_adams() -> None:
-    """Reference: `first_update` equals torch's Adam's. Adam's state would not fit in memory for deep models."""
+    """Reference: `first_update` equals torch's Adam. Adam's state would not fit in memory for deep models."""
     encoder = encoder_of("post-ln", 2, seed=1)
     src, _, _ = sentences(1)
     encoder(src)["encoder_out"][0].square().sum().backward()

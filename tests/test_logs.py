@@ -10,7 +10,7 @@ from fairseq_admin import logs
 
 HEAD = "2026-11-21 20:37:30 | INFO | {} | "
 PARAMS = "num. shared model params: 200,704 (num. trained: 200,704)"
-# As fairseq 0.12 writes them, shortened.
+# Shortened lines of fairseq 0.12.
 JSON = [
     ("train_inner", '{"epoch": 1, "update": 0.041, "nll_loss": "9.914", "num_updates": "6", "train_wall": "36"}'),
     ("valid", '{"epoch": 1, "valid_loss": "10.5", "valid_nll_loss": "10.028", "valid_num_updates": "6"}'),

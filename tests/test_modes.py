@@ -58,7 +58,7 @@ class Mode(NamedTuple):
 # average out in a variance over 10^4 elements. The tolerance allows one rounding for each of the two.
 HALF = 2**-11
 FP16 = Mode("--fp16 --fp16-no-flatten-grads", tolerance=2 * HALF, exact=False, precision=torch.float16)
-# As for float16, but with three bits fewer.
+# bfloat16 has three bits fewer than float16.
 BF16 = Mode("--bf16 --fp16-no-flatten-grads", tolerance=2 * 8 * HALF, exact=False, precision=torch.bfloat16)
 MODES = {
     "fp16, ema in fp32": FP16._replace(options=FP16.options + " --store-ema --ema-decay 0.9 --ema-fp32"),

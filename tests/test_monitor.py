@@ -57,7 +57,7 @@ def train_omega(model: nn.Module) -> None:
 @pytest.mark.parametrize("scheme", ["admin", "post-ln", "pre-ln", "b2t"])
 @torch.no_grad()
 def test_against_the_layers_written_out_in_float64(scheme: str) -> None:
-    """Are variance, β and ω those of the layers' own branches, over all positions except padding?"""
+    """Do variance, β and ω equal those of the layers' own branches, over all positions except padding?"""
     model, (src, lengths, prev) = tiny(scheme), reference.batch()
     model(src, lengths, prev)  # profiles
     train_omega(model)

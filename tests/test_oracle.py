@@ -18,7 +18,10 @@ from fairseq_admin.method.profiling import measure
 from fairseq_admin.method.schemes import SIDES, deepnorm_scales
 
 TODAYS_BIASES = ("q_proj.bias", "k_proj.bias", "v_proj.bias")
-"""0 in their fairseq; nn.Linear's default in today's, which we keep: it moves ω of 6L-6L by 0.2 % at most."""
+"""These are 0 in the authors' fairseq. Today's fairseq draws them by nn.Linear's default, and so do we.
+
+The difference moves ω of 6L-6L by 0.2 % at most.
+"""
 
 
 def rows(table: Path, **where: str):
@@ -157,11 +160,11 @@ def test_every_weight_of_every_layer_has_their_law(scheme):
     for name, (shape, mean, std, law) in expected.items():
         values = torch.stack([model[name] for model in models])
         if scheme == "fixup" and "encoder_attn" in name:
-            # Their L is 12; ours is 14 = 4 x 2 + 2 x 3 branches, as in the paper.
+            # The authors' L is 12; our L is 14 = 4 x 2 + 2 x 3 branches, as in the paper.
             std *= (14 / 12) ** (-1 / 6)
         if scheme == "dt-fixup":
             assert law == "normal", name
-            law = "uniform"  # ours is uniform, with the same deviation
+            law = "uniform"  # our law is uniform, with the same deviation
         assert list(values.shape[1:]) == shape, name
         # Six standard errors, plus theirs over 20 seeds.
         error = 6 * math.sqrt(1.5) * std / math.sqrt(values.numel())

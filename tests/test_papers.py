@@ -136,7 +136,7 @@ def test_wmt14_from_download_to_a_score(recipe, target, source, tmp_path):
 
 
 def test_a_text_is_compared_with_what_is_published(tmp_path, caplog):
-    """A wrong number of pairs is refused. A message says whether the files are fairseq's, by git blob ids."""
+    """A wrong number of pairs is refused. A message says whether the files equal fairseq's, by git blob ids."""
     settings = planned("iwslt14").settings
     assert settings.EXPECT == ("160239", "7283", "6750") and settings.BLOBS["split/train.de"].startswith("30660ed508af")
     for language in ("de", "en"):

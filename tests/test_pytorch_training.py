@@ -1,4 +1,7 @@
-"""Training of an attached model: half precision, checkpointing, torch.compile, two processes, and against fairseq's."""
+"""Training of an attached model: in half precision, with checkpointing, compiled, and in two processes.
+
+Its ω are compared with those of fairseq's layers.
+"""
 
 from __future__ import annotations
 

@@ -319,7 +319,7 @@ def train_amp(params, optimizer, steps, clip_norm=0.0, overflow=()):
 
 
 def assert_amp_is_float32(handle, clip_norm, place=lambda p: p):
-    """Are gradients, moments and parameters those of float32, bit for bit, as if overflowing steps had not happened?
+    """Do gradients, moments and parameters equal float32's, bit for bit, as if overflowing steps had not happened?
 
     A scale of 2^12 only changes exponents.
     """
@@ -354,7 +354,7 @@ def test_amp_unscales_once(clip_norm, handle):
 @both
 @pytest.mark.parametrize("make", [handled, amp])
 def test_a_resumed_run_has_its_own_shares(make, handle):
-    """Does a resumed run take moments and rate from the checkpoint, and each group's share of the rate from itself?
+    """Does a resumed run take moments and rate from the checkpoint, but keep its own groups' shares of the rate?
 
     Is a checkpoint with other groups refused?
 

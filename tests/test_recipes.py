@@ -215,7 +215,7 @@ def run_summary(folder: Path, *others: Path) -> str:
 
 
 def test_rules_of_omega_are_set_side_by_side(tmp_path):
-    """The summary compares omega's rules. Old rows have no rule: for schemes with omega, it was the paper's."""
+    """The summary compares omega's rules. Old rows have no rule: all schemes with omega had the paper's rule."""
     paper, run = (make_run(tmp_path / name) for name in ("admin-cpu-s1", "admin-constant-cpu-s1"))
     run_score(paper)
     run_score(run, rule="constant")

@@ -1,4 +1,4 @@
-"""`make setup` makes the requested environment, and completes an unfinished one. (Python and pip are fakes.)"""
+"""`make setup` makes the requested environment, and repairs an incomplete one. (Python and pip are fakes.)"""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_what_someone_else_made_stays(script: str, given: str, message: str, fol
 
 
 def test_two_makes_set_it_up_once(folder: Path) -> None:
-    """Of two makes, the second waits, and then has nothing to do."""
+    """If two makes run at once, the second waits, and then has nothing to do."""
     (folder / "python").write_text(STUB.replace('"-m venv "*)', '"-m venv "*) sleep 3;'))
     both = [make(folder, f"PYTHON={folder}/python") for _ in range(2)]
     messages = [process.communicate(timeout=60)[1] for process in both]

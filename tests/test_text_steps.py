@@ -164,7 +164,7 @@ def test_removed_characters_are_counted_and_said(tmp_path, caplog):
     assert notes == [f"{tmp_path}/x.de: 3 control or format characters are not in the tokens: U+200B (2), U+FEFF (1)."]
 
 
-# -- cleaning: the expected outcomes are those of clean-corpus-n.perl ------------------------------------------------
+# -- cleaning: the expected outcomes come from clean-corpus-n.perl ---------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -329,7 +329,7 @@ def test_an_exported_folder_knows_its_files(
         assert f"{other / name} is another model's: {folder} was" in refused(folder, text, "--data", other)
     (folder / "fingerprints.json").write_text("[]")
     assert f"{folder}/fingerprints.json holds no fingerprints" in refused(folder, text)
-    (folder / "fingerprints.json").unlink()  # as in older folders, or those of another converter
+    (folder / "fingerprints.json").unlink()  # as in older folders, or in folders of another converter
     assert command("translate", folder, text, "--device", "cpu") == 0
 
 

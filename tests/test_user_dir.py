@@ -29,7 +29,7 @@ INSTALLED = __version__ + ".dev1"
 
 
 def environment(folder: Path, *install: str) -> Path:
-    """Make a virtual environment with this one's packages and a copy of ours that pip installs. Returns its python.
+    """Make a virtual environment with this one's packages, and let pip install a copy of ours. Returns its python.
 
     fairseq also looks for a user-dir next to itself, so it must be in the folder that pip installs into.
     """

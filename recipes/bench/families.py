@@ -38,12 +38,12 @@ from fairseq_admin.pytorch.channel_flow import tensors
 from recipes.compare.rows import write_runs
 
 SECONDS, MEMORY = 100, 2**33
-"""Of CPU time, and bytes, that a family may take."""
+"""Seconds of CPU time and bytes of memory that one family may take."""
 LENGTH = 12
 EXACT = {torch.float64: 1e-11, torch.float32: 1e-4}
 
 INSIDE = ("hidden_states", "mems")
-"""Endings of the names under which models give streams inside, which a fold scales."""
+"""Endings of the names of outputs that are streams inside the model. A fold scales these streams."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "align": {
         "projection_dim": 80,
@@ -59,9 +59,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "tvp": {"num_frames": 2, "max_img_size": 64, "visual_prompt_size": 8},
     "xmod": {"default_language": "en_XX"},
 }
-"""By name, what a small configuration has to have besides."""
+"""Settings that the small configuration of a model type needs besides."""
 CLASSES = {"trocr": "TrOCRForCausalLM"}
-"""Where no class is registered as the model's own."""
+"""Classes of model types for which transformers registers no base model."""
 WIDTHS = re.compile("(encoder_|decoder_)?(hidden_size|d_model|dim|emb_dim|n_embd|embedding_size|embed_dim)")
 INNER = re.compile("(encoder_|decoder_)?(intermediate_size|ffn_dim|d_inner|hidden_dim|d_ff)")
 HEADS = re.compile(".*(_heads|n_head)|num_heads")

@@ -1,10 +1,10 @@
-"""One measurement of the trial, in a process of its own; it prints a line of JSON after `row: ` for each row.
+"""One measurement of the trial, in its own process. For each row, it prints `row: ` and a line of JSON.
 
     python -m recipes.gpu_trial.measure ceilings       # copies and products of matrices: the card's best
     python -m recipes.gpu_trial.measure fast-bf16      # steps of fairseq's trainer: METHOD-PRECISION
     python -m recipes.gpu_trial.measure bert-attached  # steps of Hugging Face's BERT-base in bf16
 
-Without a GPU everything is tiny. All methods have the same batches, and nothing of ours is imported for stock.
+Without a GPU everything is tiny. All methods have the same batches. Stock methods import nothing from fairseq_admin.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WORDS = 92 if SMALL else 31996
 LONGEST = range(12, 28 if SMALL else 108, 8)
 """The longest sentence of each batch."""
 TOKENS = [64] if SMALL else [4096, 8192, 16384]
-"""Of a batch, at most."""
+"""The largest number of tokens of a batch, for each size of batch."""
 LAYERS, WIDTH = ((1, 1), 16) if SMALL else ((18, 18), 512)
 
 

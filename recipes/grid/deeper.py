@@ -59,7 +59,7 @@ class DeeperRun(GridRun):
         write_lines(self.result, [])
 
     def row(self, log: Log, diverged: bool) -> Row:
-        """The accuracies of the last checkpoint. Training has logged those of every checkpoint."""
+        """The accuracies of the last checkpoint. Training has logged the accuracies of every checkpoint."""
         path = self.folder / "train.log"
         accuracies = {split: GUESS if diverged else accuracy(path, split) for split in ("valid", "test")}
         return {"diverged": diverged, **accuracies, **cost(log)}

@@ -97,7 +97,10 @@ def t_fixup(laws):
 
 
 def t_fixup_code(laws):
-    """As in their code: queries and keys at 1/sqrt(2), the shared embedding by (9N)^(-1/4) = 27^(-1/4) = 0.4387."""
+    """As in the authors' code: queries and keys are scaled by 1/sqrt(2).
+
+    The shared embedding is scaled by (9N)^(-1/4) = 27^(-1/4) = 0.4387.
+    """
     embedding = laws["encoder.embed_tokens.weight"]
     laws = without_norms(
         xavier(laws, "uniform", lambda stack, _, kind: 2**-0.5 if kind in ("q", "k") else t_fixup_gain(stack, _, kind))
