@@ -59,7 +59,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "tvp": {"num_frames": 2, "max_img_size": 64, "visual_prompt_size": 8},
     "xmod": {"default_language": "en_XX"},
 }
-"""Settings that the small configuration of a model type needs besides."""
+"""More settings for the small configuration of a model type."""
 CLASSES = {"trocr": "TrOCRForCausalLM"}
 """Classes of model types for which transformers registers no base model."""
 WIDTHS = re.compile("(encoder_|decoder_)?(hidden_size|d_model|dim|emb_dim|n_embd|embedding_size|embed_dim)")

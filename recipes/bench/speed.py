@@ -33,7 +33,7 @@ from recipes.compare.rows import Row
 COMPARED = ("stock", "pre-ln", "plain", "fast")
 """Keys of step.METHODS; the first is what the others are compared with."""
 SIZES = {False: ["18:16:512", "18:256:1024", "18:512:1024"], True: ["18:16:64", "60-12:16:64"]}
-"""Default sizes. True: with --host, which times the host."""
+"""Default sizes: False without --host, True with --host."""
 FORM = "LAYERS[-DECODER_LAYERS]:WIDTH:TOKENS"
 
 

@@ -1,4 +1,4 @@
-"""The methods that are timed, with fairseq's trainer and batches. Stock methods need nothing from this project."""
+"""The methods that are timed, with fairseq's trainer and batches. For stock, it imports no code of this project."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ METHODS = {
     "fast": f"{ADMIN} --criterion label_smoothed_cross_entropy_fast",
     "graph": f"{ADMIN} --admin-fast graph --criterion label_smoothed_cross_entropy_fast",
 }
-"""fairseq's options. Stock is Post-LN with fairseq's defaults (fp16 is flat). Ours train as in the recipes."""
+"""fairseq's options. Stock is Post-LN with fairseq's defaults (fp16 is flat). The others have the recipes' options."""
 COMMON = """--share-all-embeddings --label-smoothing 0.1 --dropout 0.1 --attention-dropout 0.1 --adam-betas (0.9,0.98)
 --lr 1e-5 --lr-scheduler fixed --clip-norm 1.0 --log-interval 100000 --seed 1 --distributed-world-size 1"""
 

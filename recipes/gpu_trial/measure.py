@@ -115,7 +115,7 @@ def flops_of(batch: dict[str, Any]) -> int:
 
 
 def steps(method: str, precision: str) -> None:
-    """Write a row for each size of batch: the time of one training step on each of its shapes.
+    """Print a row for each size of batch: the time of one training step on each of several shapes.
 
     Three steps on each shape come first. They warm up, and they record graphs.
     """
