@@ -41,7 +41,7 @@ def binarise(folder: Path, *options: object) -> None:
 
 
 def compare(folder: Path, languages: Iterable[str], pairs: Mapping[str, str], blobs: Mapping[str, str]) -> None:
-    """Compare a text with the published one: refuse another number of pairs, and log whether the files are the same.
+    """Compare a text with the published one. Refuse a different number of pairs; log whether the files are the same.
 
     Args:
         pairs: the published number of pairs, by the prefix of the files.

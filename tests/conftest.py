@@ -124,7 +124,7 @@ def process(target: Callable[..., None], *arguments: object) -> multiprocessing.
 
 
 def run_process(target: Callable[..., None], *arguments: object, log: Path, timeout: float = 600) -> Run:
-    """Run target(*arguments, log) in a process of its own, and wait until it ends."""
+    """Run target(*arguments, log) in its own process, and wait until it ends."""
     running = process(target, *arguments, log)
     running.start()
     running.join(timeout)
@@ -180,7 +180,7 @@ def make_environment(**more: str) -> dict[str, str]:
 
 
 def one_line_error(capsys: pytest.CaptureFixture, *arguments: object, status: int = 2) -> str:
-    """The one line of a command of ours that must fail and print nothing else."""
+    """Run a command of fairseq-admin that must fail. Returns the one line that it prints."""
     capsys.readouterr()
     assert cli.main([str(argument) for argument in arguments]) == status
     out, err = capsys.readouterr()

@@ -99,7 +99,7 @@ def trained(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> tu
 class WrittenOut(nn.Module):
     """A BERT whose output modules have their own forward, which computes LN(x ⊙ ω + f(x)).
 
-    ω are its own parameters, in the order of the sub-layers.
+    Each ω is a parameter of this module; `omegas` has the order of the sub-layers.
     """
 
     def __init__(self, model: Any, omegas: list[Tensor]) -> None:

@@ -225,7 +225,7 @@ def ended(x: Tensor, stack: Any, sublayer: Any) -> Tensor:
 
 
 def fixup_attention(attention: Any, query: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-    """Multi-head attention from its four matrices alone, with Fixup's bias before the last. Shapes (T, B, C).
+    """Multi-head attention from its four matrices alone, with Fixup's bias before the last matrix. Shapes (T, B, C).
 
     fairseq computes encoder-attention's softmax in single precision. So do we: without norms, that rounding grows
     through the layers.

@@ -32,7 +32,7 @@ def checkpoint(path: Path, arch: str = "transformer_admin_tiny", updates: int = 
         model(*reference.batch(words=words))
     state = state_of(model, arch, **options)
     state["cfg"]["task"] = {"_name": "translation", "source_lang": "a", "target_lang": "b", "data": "gone", **TASK}
-    state["model"] = dict(state["model"])  # drop the fingerprints: the dictionary is not the corpus'
+    state["model"] = dict(state["model"])  # drop the fingerprints: the dictionary is not that of the corpus
     torch.save({**state, "optimizer_history": [{"num_updates": updates}]}, path)
     return path
 
@@ -68,7 +68,7 @@ def test_a_fresh_omega_names_the_tokens_that_were_profiled(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("what", MEASURES)
 def test_files_of_a_fresh_model(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Does it write a JSON file with the facts, a PNG at double resolution, and an SVG whose text is text?"""
+    """Does it write a JSON file with the facts, a PNG at double resolution, and an SVG whose labels are text?"""
     assert cli.main(["analyze", what, *FRESH, *QUICK, "--seed", "3", "-o", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.splitlines() == [str(tmp_path / f"out.{kind}") for kind in ("json", "png", "svg")]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.png", "out.svg"]
@@ -148,7 +148,10 @@ def test_updates_of_checkpoints(words: int, corpus: Path, tmp_path: Path) -> Non
 
 
 def test_omega_of_a_checkpoint_needs_no_data(tmp_path: Path) -> None:
-    """Are profiled ω, trained ω and ω from depth alone right? Four sub-layers: (5 / ln 5 - 1)^0.5 = 1.4514, and 2."""
+    """Are three kinds of ω right: profiled, trained, and computed from the depth alone?
+
+    For four sub-layers, the depth alone gives (5 / ln 5 - 1)^0.5 = 1.4514, and 2.
+    """
     path = checkpoint(tmp_path / "c.pt")
     state = files.read(path)
     state["model"]["encoder.layers.1.final_layer_norm.omega_delta"][:32] += 0.5

@@ -32,7 +32,7 @@ def test_names_of_binarised_data(names: list[str], pair: tuple[str, str], tmp_pa
 
 
 def test_a_text_is_in_two_folders_and_either_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text's folder and its `bin` are one text. The data may be in either, or in the given folder."""
+    """A text's folder and its `bin` belong to one text. The data may be in either of them, or in the given folder."""
     text, bin_ = tmp_path / "text", tmp_path / "text" / "bin"
     bin_.mkdir(parents=True)
     assert folders(text) == [text, bin_]

@@ -1,4 +1,4 @@
-"""The bar of a long step: a line that is drawn over on a terminal, lines in a log."""
+"""The bar of a long step. On a terminal, it is one line that is redrawn; in a log, it is several lines."""
 
 from __future__ import annotations
 

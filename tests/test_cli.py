@@ -24,7 +24,7 @@ MOVED = "decoder.layers.1.encoder_attn_layer_norm.omega_delta"
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Working directory with checkpoints, among them a run of four epochs in which half of one ω grows by 0.5 each."""
+    """Working directory with checkpoints. Four are from one run: in each of its epochs, half of one ω grows by 0.5."""
     monkeypatch.chdir(tmp_path)
     model = reference.build("transformer_admin_tiny")
     torch.save({"model": model.state_dict()}, "not_profiled.pt")
@@ -105,7 +105,7 @@ FROM_FOLDER = "choose from a run folder, and checkpoint1.pt is not one"
 def test_a_mistake_is_one_line(
     line: str, message: str, run: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Is a mistake one line on stderr, with status 2, before any work?"""
+    """Is a mistake reported in one line on stderr, with status 2, before any work?"""
     monkeypatch.setattr(averaging, "average", lambda paths: pytest.fail("was averaged first"))
     contents = {path: path.read_bytes() for path in run.glob("*.pt")}
     try:

@@ -143,7 +143,10 @@ def test_intervals_are_students_welchs_and_satterthwaites():
 
 
 def test_the_outcome_is_the_mean_of_the_last_validations():
-    """The outcome is the mean of the last validations. A run is still falling if it is 2 % below the four before."""
+    """The outcome is the mean of the last validations.
+
+    A run is still falling if its outcome is 2 % below the mean of the four validations before.
+    """
     flat = dict(zip(range(100, 900, 100), [3.0] * 4 + [2.0, 1.0, 2.0, 3.0]))
     assert mean_of_last(flat) == 2.0 and mean_of_last({5: 3.0, 9: 1.0}) == 2.0 and math.isnan(mean_of_last({}))
     assert still_falling(flat) and not still_falling({update: 3.0 for update in range(7)})
@@ -158,7 +161,7 @@ def test_the_outcome_is_the_mean_of_the_last_validations():
     [
         # The rate at which most seeds learned wins, then the lowest mean.
         ({"3e-3": [1.0, 1.0, 5.0], "3e-4": [3.0, 3.1, 3.2], "1e-3": [2.9, 3.0, 3.1]}, "1e-3", ["3e-4", "1e-3"]),
-        # Only seeds that both rates were tried with count.
+        # Only the seeds that were tried with both rates count.
         ({"1e-3": [2.0, 1.0, 1.0], "3e-3": [1.9]}, "3e-3", ["1e-3", "3e-3"]),
         ({"1e-3": [2.0, 9.0, 9.0], "3e-3": [2.1]}, "1e-3", ["3e-3"]),
     ],
@@ -191,7 +194,10 @@ def test_a_difference_has_to_show_at_every_rate_that_is_as_good():
 
 
 def protocol_rows(*shifts, scale=1):
-    """Rows of six fresh seeds of Admin and Pre-LN at 18 and 6 layers, with Pre-LN higher by the shifts, and two others.
+    """Rows of Admin and Pre-LN at 18 and 6 layers, with six fresh seeds each.
+
+    Pre-LN's losses are higher by a shift for each depth. Two more rows have other seeds and a different rate; the two
+    must not count.
 
     A difference's 90 % interval is ± 0.0148 times the scale; its 95 % interval is ± 0.0182 times the scale.
     """
@@ -237,14 +243,23 @@ def test_nothing_is_said_before_all_runs_are_there():
 
 
 def test_power_is_that_of_the_page():
-    """Power matches docs/protocol.md for 0.05, 0.03, 0.02 bits and no difference, up to 0.003 for 40,000 draws."""
+    """Power for differences of 0.05, 0.03, 0.02 and 0 bits matches docs/protocol.md.
+
+    With 40,000 draws, its error is up to 0.003.
+    """
     for deviation, page in ((0.017, [0.99, 0.77, 0.44, 1.00]), (0.030, [0.72, 0.33, 0.17, 0.69])):
         found = [protocol.power((deviation, deviation), bits)[0] for bits in (0.05, 0.03, 0.02)]
         assert [*found, protocol.power((deviation, deviation), 0)[1]] == pytest.approx(page, abs=0.011)
 
 
 def omega_rows(end, early=0.0, again=0.0):
-    """Rows of the first protocol, and of `constant` with other losses at the end and early, and of the bridge."""
+    """Rows of the first protocol; rows of `constant` and of the bridge.
+
+    Args:
+        end: change of the last losses of `constant`.
+        early: change of the early losses of `constant` and the bridge.
+        again: change of the last losses of the bridge.
+    """
     old = protocol_rows(0.1)
     for row in old:
         late = dict.fromkeys((7250, 7500, 7750, 8000), row["bits"])
@@ -330,7 +345,7 @@ def test_rates_are_the_runs():
 
 
 def test_rates_of_a_grid_with_another_axis():
-    """A grid with another axis has one panel per optimizer and scheme, and one line per level, of the last loss."""
+    """A grid with another axis has one panel per optimizer and scheme. A line joins the last losses of each level."""
     at = {"scheme": "admin", "optimizer": "sgd", "warmup": "0", "lr": "1"}
     how = {name: it for name, it in result(valid={10: 9.0, 20: 2.0}).items() if name not in ("scheme", "layers", "lr")}
     rows = [{**at, **how}, {**at, **how, "warmup": "9", "bits": 3.0}, {**at, **how, "optimizer": "adam"}]

@@ -107,7 +107,7 @@ def test_damage_is_one_line(damaged, capsys, verb, name):
 
 
 def test_another_dictionary_of_the_same_size_is_one_line(damaged, capsys):
-    """If fairseq refuses shared embeddings with different dictionaries, the error is one line, not a traceback."""
+    """fairseq refuses shared embeddings with different dictionaries. The error is one line long, not a traceback."""
     path = damaged(None)
     dictionary(60, 7).save(str(path.parent / "dict.en.txt"))
     err = one_line_error(capsys, *arguments("translate", path))

@@ -167,7 +167,7 @@ def test_non_finite_loss_stops_on_cuda(
 
 @pytest.mark.cuda
 def test_fp16_overflows_stop_on_cuda(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
-    """Does flat float16 on a GPU, with nothing patched, end in the same way?"""
+    """Does float16 with flat gradients end in the same way on a GPU, with nothing patched?"""
     flat = [option for option in FP16 if option != "--fp16-no-flatten-grads"]
     options = [*ON_CUDA, *flat, *ABSURD, "--disable-validation", "--admin-max-skipped-updates", 5]
     check_stop(run("fairseq_cli.train", corpus, *options, "--save-dir", tmp_path))

@@ -36,7 +36,7 @@ def offline(monkeypatch):
 
 
 def state_of(source, target, arch="transformer_admin", **options):
-    """A checkpoint in fairseq-train's format: a tiny model with random weights. None keeps its initial 0 or 1."""
+    """A checkpoint in fairseq-train's format: a tiny model with random weights. No weight keeps its initial 0 or 1."""
     sizes = {**reference.TINY, "max_source_positions": 64, "max_target_positions": 48, **options}
     model = reference.scattered(reference.build(arch, source, target=target, **sizes))
     generator = torch.Generator().manual_seed(1)
@@ -113,7 +113,7 @@ CTRANSLATE2 = {
 
 @pytest.mark.parametrize("name", [*BOTH, *CTRANSLATE2])
 def test_ctranslate2_computes_the_same(model_of, tmp_path, name):
-    """Are log-probabilities the unfolded model's?"""
+    """Do log-probabilities equal the unfolded model's?"""
     ctranslate2 = needs("ctranslate2")
     model = model_of(**{**BOTH, **CTRANSLATE2}[name])
     model.export("ctranslate2", tmp_path / "out")
@@ -126,13 +126,13 @@ def test_ctranslate2_computes_the_same(model_of, tmp_path, name):
     for row, result in enumerate(translator.score_batch(source, target)):
         numbers = [model.target.index(unit) for unit in target[row]] + [2]
         scores = torch.tensor([expected[row, step, number] for step, number in enumerate(numbers)])
-        # float32's rounding through five layers, in another order
+        # five layers round float32 sums that are added in another order
         assert (torch.tensor(result.log_probs) - scores).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("name", [*BOTH, "unequal heads"])
 def test_transformers_compute_the_same(model_of, tmp_path, name, caplog):
-    """Are FSMT's log-probabilities the unfolded model's, and does it load without warnings?"""
+    """Do FSMT's log-probabilities equal the unfolded model's, and does FSMT load without warnings?"""
     transformers = needs("huggingface")
     model = model_of(**{**BOTH, "unequal heads": {"decoder_attention_heads": 2}}[name])
     model.export("huggingface", tmp_path / "out")
@@ -151,7 +151,7 @@ def test_transformers_compute_the_same(model_of, tmp_path, name, caplog):
         expected = build(Checkpoint(model.state))(tokens, lengths, prev)[0].log_softmax(-1)[prev.ne(1)]
         for padded in (tokens, right):
             logits = fsmt(padded, attention_mask=padded.ne(1), decoder_input_ids=prev, use_cache=False).logits
-            # float32's rounding through five layers, in another order
+            # five layers round float32 sums that are added in another order
             assert (logits.log_softmax(-1)[prev.ne(1)] - expected).abs().max() < 1e-4
 
 
@@ -222,7 +222,7 @@ def test_real_sentences_are_checked_too(corpus, tmp_path, engine):
 
 
 def test_quantised_differs_and_says_by_how_much(model_of, tmp_path):
-    """Is an int8 export smaller, and is its difference reported next to float32's?"""
+    """Is an int8 export smaller, and are the differences of int8 and of float32 both reported?"""
     needs("ctranslate2")
     model = model_of()
     for quantization in (None, "int8"):
@@ -383,7 +383,7 @@ class TextModel:
 
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_tokenizer_gives_our_numbers_and_our_text(tmp_path, lowercase):
-    """Does AutoTokenizer give raw lines our numbers, unknown units included, and does it decode to our text?"""
+    """Does AutoTokenizer turn raw lines into our token numbers, also for unknown units, and decode them to our text?"""
     transformers = needs("huggingface")
     pytest.importorskip("sacremoses")
     pytest.importorskip("subword_nmt")

@@ -264,7 +264,10 @@ FIRST = {"a vector": torch.linspace(0.5, 2, 64), "negative": torch.full((64,), -
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("first", FIRST)
 def test_a_first_omega_that_is_a_vector_is_folded_into_the_embedding(tmp_path, first, learned):
-    """A model without layer 0 has such a first ω. The fold scales words and positions, so embeddings become untied."""
+    """In a model without layer 0, the first ω is a vector.
+
+    The fold scales words and positions, so embeddings become untied.
+    """
     state = tiny(encoder_learned_pos=learned, share_all_embeddings=True)
     for stack in ("encoder", "decoder"):
         state["model"][f"{stack}.layers.0.self_attn_layer_norm.omega_init"].copy_(FIRST[first])

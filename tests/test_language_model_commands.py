@@ -38,7 +38,7 @@ ADAPTIVE = (
     "--adaptive-input --adaptive-input-cutoff 15,30 --adaptive-softmax-cutoff 15,30 --tie-adaptive-weights "
     "--tie-adaptive-proj --criterion adaptive_loss --ddp-backend legacy_ddp"
 )
-"""Options with which the output matrix is not tied to the input's."""
+"""With these options, the output matrix is not tied to the input embedding."""
 
 
 @pytest.fixture(scope="module")

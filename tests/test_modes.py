@@ -56,7 +56,7 @@ class Mode(NamedTuple):
 # average out in a variance over 10^4 elements. The tolerance allows one rounding for each of the two.
 HALF = 2**-11
 FP16 = Mode("--fp16 --fp16-no-flatten-grads", tolerance=2 * HALF, exact=False, precision=torch.float16)
-# As for float16, but with three bits fewer.
+# bfloat16 has three bits fewer than float16.
 BF16 = Mode("--bf16 --fp16-no-flatten-grads", tolerance=2 * 8 * HALF, exact=False, precision=torch.bfloat16)
 MODES = {
     "fp16, ema in fp32": FP16._replace(options=FP16.options + " --store-ema --ema-decay 0.9 --ema-fp32"),
@@ -146,7 +146,7 @@ def initial(corpus: Path, *arguments: str, options: list[str] = TRAIN):
 
 
 def expected_omegas(model: nn.Module, source: Tensor, target: Tensor, rule: str) -> dict[str, list[float]]:
-    """ω of both stacks by the rule: from the depth, or with the layers written out."""
+    """The ω that the rule gives both stacks, from the depth or from a profile with the layers written out."""
     if rule in ("log", "constant"):
         depths = {side: len(shortcut_norms(stack)) for side, stack in stacks_of(model).items()}
         return {side: [omega_from_depth(rule, depth)] * depth for side, depth in depths.items()}
@@ -321,7 +321,7 @@ def test_hydra_in_bf16(corpus: Path, tmp_path: Path) -> None:
     assert torch.equal(weight, weight.bfloat16().float())
     model, batch = initial(corpus)
     expected = expected_omegas(model, batch["src_tokens"], batch["prev_output_tokens"], "reference")
-    check_omegas(state["model"], expected, "reference", BF16.tolerance)  # training must only have moved ω
+    check_omegas(state["model"], expected, "reference", BF16.tolerance)  # only training may move ω from its profile
     (tmp_path / "resumed").mkdir()
     shutil.copy(tmp_path / "whole/checkpoint_1_7.pt", tmp_path / "resumed/checkpoint_last.pt")
     assert "profiled by rule" not in hydra_train(corpus, tmp_path / "resumed", *config).output

@@ -50,7 +50,7 @@ class Measured:
 @pytest.mark.parametrize("scheme", ["admin", "post-ln", "pre-ln", "b2t"])
 @torch.no_grad()
 def test_against_the_layers_written_out_in_float64(scheme: str) -> None:
-    """Are variance, β and ω those of the layers' own branches, over all positions except padding?"""
+    """Do variance, β and ω equal those of the layers' own branches, over all positions except padding?"""
     model, (src, lengths, prev) = tiny(scheme), reference.batch()
     model(src, lengths, prev)  # profiles
     perturbed(model)
@@ -110,7 +110,10 @@ def test_training_is_the_same(fast: str, options: dict) -> None:
 
 
 def test_layerdrop_hides_no_omega_and_is_no_sign(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With layerdrop, does the log show every layer's ω once each has run, and β only of whole stacks count?"""
+    """With layerdrop, does the log show every layer's ω once each layer has run?
+
+    β of a stack may count only in updates in which all its layers ran.
+    """
     model = tiny(admin_monitor=1, admin_init="log", encoder_layerdrop=0.3)
     ran: dict[int, int] = {}
     looked_at: dict[int, set[str]] = {}
@@ -211,7 +214,7 @@ def test_it_measures_the_first_batch_and_when_it_is_due(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("start", [0, 5000])
 def test_the_first_update_from_a_checkpoint_is_measured(start: int) -> None:
-    """Is it measured, even if the update count restarts (--finetune-from-model, --reset-optimizer)?"""
+    """Is this update measured, even if the update count restarts (--finetune-from-model, --reset-optimizer)?"""
     model = tiny(admin_monitor=4)
     model.set_num_updates(5000)  # fairseq calls it before it loads the weights
     model.load_state_dict(tiny().state_dict())

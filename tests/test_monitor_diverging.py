@@ -1,4 +1,4 @@
-"""Does a diverging Post-LN run get a warning before its loss rises, and Admin at the same learning rate none?"""
+"""Does a diverging Post-LN run get a warning before its loss rises? Does Admin at the same rate get no warning?"""
 
 from __future__ import annotations
 
@@ -78,7 +78,10 @@ def test_post_ln_is_warned_of_before_its_loss_rises(caplog: pytest.LogCaptureFix
 
 @pytest.mark.nightly
 def test_admin_learns_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """At the same learning rate, does Admin learn without a warning, over more updates than Post-LN needed for one?"""
+    """At the same learning rate, does Admin learn without a warning?
+
+    It trains for more updates than Post-LN had before its warning.
+    """
     caplog.set_level(logging.WARNING)
     losses = train("admin", 130)
     assert "sign of divergence" not in caplog.text and rise(losses) is None

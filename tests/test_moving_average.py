@@ -1,7 +1,7 @@
 """fairseq's moving average of the weights (--store-ema): does it compute the model's function in every scheme?
 
-At every update, fairseq's EMA loads a state dict without `version` into its copy of the model, not strictly. That state
-dict is the copy's own, changed in place.
+At every update, fairseq's EMA loads a state dict into its copy of the model, with strict=False. That state dict has no
+`version`. It is the copy's own state dict, changed in place.
 """
 
 from __future__ import annotations

@@ -20,7 +20,10 @@ from fairseq_admin.method.profiling import measure
 from fairseq_admin.method.schemes import SIDES, deepnorm_scales
 
 TODAYS_BIASES = ("q_proj.bias", "k_proj.bias", "v_proj.bias")
-"""0 in their fairseq; nn.Linear's default in today's, which we keep: it moves ω of 6L-6L by 0.2 % at most."""
+"""These are 0 in the authors' fairseq. Today's fairseq draws them by nn.Linear's default, and so do we.
+
+The difference moves ω of 6L-6L by 0.2 % at most.
+"""
 
 
 def rows(table: Path, **where: str):
@@ -51,7 +54,7 @@ def test_same_weights_and_batch_give_the_same_omega(case):
 
 @pytest.mark.parametrize("case", ["6L-2L", "2L-3L padded"], indirect=True)
 def test_same_by_the_layers_written_out(case, request):
-    """With padding counted, as in their code but not in our profile, plain layers give their ω."""
+    """The layers written out give the authors' ω if padding counts, as in the authors' code but not in our profile."""
     theirs, model = case
     src, prev = omega.batch("padded" in request.node.callspec.params["case"])
     encoder, decoder = reference.profile_by_hand(model, src, prev, "reference", padding_counted=True)
@@ -60,7 +63,10 @@ def test_same_by_the_layers_written_out(case, request):
 
 @pytest.mark.parametrize("case", omega.DROPOUTS)
 def test_fresh_model_has_their_omega_in_law(case):
-    """Fresh models have their mean ω, with their initial law and dropout. Draws differ, so only means compare."""
+    """With the authors' initial law and dropout, our fresh models have the authors' mean ω.
+
+    The random draws differ, so the test compares only means.
+    """
     dropout, within = omega.DROPOUTS[case]
     rates = {"dropout": dropout, "attention_dropout": within, "activation_dropout": within}
     ours = []
@@ -77,7 +83,10 @@ def test_fresh_model_has_their_omega_in_law(case):
 
 @pytest.mark.parametrize("method", laws.METHODS)
 def test_fresh_parameters_have_their_law(method):
-    """Fresh parameters have their law, with --admin-ffn-init xavier, their law for feed-forward weights."""
+    """Our fresh parameters follow the authors' law.
+
+    --admin-ffn-init xavier selects the authors' law for feed-forward weights.
+    """
     ours = {}
     options = {"words": omega.WORDS, "admin_scheme": method, "admin_ffn_init": "xavier", **SIZES}
     for seed in range(10):
@@ -104,7 +113,7 @@ def theirs(scheme: str, table: str):
 
 
 def fresh(scheme: str, seed: int) -> dict[str, torch.Tensor]:
-    """The parameters of one of our models. DT-Fixup is for encoders only, so they are the encoder's."""
+    """The parameters of one of our models. DT-Fixup is for encoders only, so it changes only the encoder."""
     method = "post-ln" if scheme == "dt-fixup" else scheme
     model = reference.build("transformer_admin", words=omega.WORDS, seed=seed, admin_scheme=method, **rivals.SIZES)
     if scheme == "dt-fixup":
@@ -143,7 +152,7 @@ def test_every_weight_of_every_layer_has_their_law(scheme):
     assert drawn == {name for name in expected if ".layers." in name and name.endswith("weight")}
     for name, (shape, mean, std, law) in expected.items():
         if scheme == "fixup" and "encoder_attn" in name:
-            # Their L is 12; ours is 14 = 4 x 2 + 2 x 3 branches, as in the paper.
+            # The authors' L is 12; our L is 14 = 4 x 2 + 2 x 3 branches, as in the paper.
             std *= (14 / 12) ** (-1 / 6)
         if scheme == "dt-fixup":
             assert law == "normal", name

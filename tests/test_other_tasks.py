@@ -1,4 +1,4 @@
-"""Other uses of a model than translation with fairseq-train, from users' scripts and fairseq's own tests."""
+"""Uses of a model besides translation with fairseq-train. They come from users' scripts and fairseq's own tests."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_standard_output_closed_or_full(
 
 
 def test_closed_streams_lose_no_work(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closed standard streams, such as a daemon's, lose no work."""
+    """If a standard stream is closed, as for a daemon, a command still does its work."""
     for stream, line, status in (("stdout", "path", 0), ("stderr", VERBS["fold"], 0), ("stderr", "omega none.pt", 2)):
         with monkeypatch.context() as closed:
             closed.setattr(sys, stream, None)

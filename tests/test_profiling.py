@@ -183,7 +183,10 @@ def test_failure_leaves_modes_and_hooks_as_they_were(monkeypatch):
 
 
 def test_forward_after_profiling_under_autocast_reaches_every_weight(monkeypatch):
-    """Profiling clears autocast's cache. Older versions than torch 2.13 reuse its gradient-free casts in training."""
+    """Profiling clears autocast's cache.
+
+    Casts made while profiling have no gradients, and torch before 2.13 would reuse them in training.
+    """
     model, batch = tiny(), reference.batch()
     cleared, clear = [], torch.clear_autocast_cache
     monkeypatch.setattr(torch, "clear_autocast_cache", lambda: cleared.append(model.training) or clear())

@@ -85,7 +85,10 @@ def test_rules_by_depth(rule, value):
 
 
 def test_profiling_leaves_all_else_as_it_was():
-    """Also omega_delta, so an optimizer that copied the parameters before cannot undo the profiling."""
+    """Profiling changes only omega_init, not omega_delta.
+
+    So an optimizer that copied the parameters before profiling cannot undo the profiling.
+    """
     model, batch = build("bart", encoder_layerdrop=0.9, decoder_layerdrop=0.9)
     admin.attach(model, batch)
     model.model.encoder.layers[1].eval()

@@ -18,7 +18,7 @@ import fairseq_admin.pytorch as admin
 
 
 class Layer(nn.Module):
-    """One Post-LN sub-layer. Tests override `read`, which reads its shortcut, and add modules by name."""
+    """One Post-LN sub-layer. Tests override its method `read`, which reads the shortcut, and add modules by name."""
 
     others = {}
 
@@ -308,7 +308,7 @@ def test_a_shortcut_that_no_norm_wrote_whole_keeps_omega_1(place, still, caplog)
     learned = [f"layers.{i}.norm.omega_delta" for i in range(3) if i != still]
     assert [key for key in model.state_dict() if "delta" in key] == learned
     omega = list(admin.profile(model, 3 * X).values())
-    # But its sum counts for the next ω: Var[3 x] is about 9.
+    # This norm keeps ω = 1, but the next ω takes its sum into account: Var[3 x] is about 9.
     assert omega[still] == 1 and (omega[1] > 2.5) == (place == "before")
 
 

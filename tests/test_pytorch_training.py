@@ -1,4 +1,7 @@
-"""An attached model in half precision, with checkpointing, compiled, in two processes, and against fairseq."""
+"""Training of an attached model: in half precision, with checkpointing, compiled, and in two processes.
+
+Its ω are compared with those of fairseq's layers.
+"""
 
 from __future__ import annotations
 

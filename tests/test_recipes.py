@@ -31,7 +31,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_the_machine_is_one_line(fault):
-    """A machine fault is one line. If the reader of stdout has gone, as with `head -1`, no line is printed."""
+    """A machine fault is reported in one line. If stdout's reader has gone, as with `head -1`, there is no line."""
     code, status, said = FAULTS[fault]
     reader, writer = os.pipe()
     os.close(reader)
@@ -215,7 +215,7 @@ def run_summary(folder: Path, *others: Path) -> str:
 
 
 def test_rules_of_omega_are_set_side_by_side(tmp_path):
-    """The summary compares omega's rules. Old rows have no rule: for schemes with omega, it was the paper's."""
+    """The summary compares omega's rules. Old rows have no rule: all schemes with omega had the paper's rule."""
     paper, run = (make_run(tmp_path / name) for name in ("admin-cpu-s1", "admin-constant-cpu-s1"))
     run_score(paper)
     run_score(run, rule="constant")

@@ -1,4 +1,4 @@
-"""T-Fixup's schedule without warm-up, and training of every scheme and with every optimizer."""
+"""T-Fixup's schedule without warm-up, and training with every scheme and every optimizer."""
 
 from __future__ import annotations
 

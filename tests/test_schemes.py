@@ -203,7 +203,7 @@ STOCK = [
     ("name", "scheme", "options"), STOCK, ids=lambda it: it if isinstance(it, str) else "-".join(it) or "plain"
 )
 def test_stock_schemes_are_stock(name, scheme, options):
-    """From the same seed, keys, weights, logits, gradients and trained weights are stock fairseq's, bit for bit."""
+    """With the same seed, keys, weights, logits, gradients and trained weights equal stock fairseq's, bit for bit."""
     kind = KINDS[name]
     ours = kind.build(admin_scheme=scheme, **options)
     stock_options = {option: value for option, value in options.items() if option != "admin_ffn_init"}

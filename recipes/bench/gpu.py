@@ -36,7 +36,7 @@ WORDS = 92 if SMALL else 31996
 LONGEST = range(12, 28 if SMALL else 108, 8)
 """The longest sentence of each batch."""
 TOKENS = [64] if SMALL else [4096, 8192, 16384]
-"""Of a batch, at most."""
+"""The largest number of tokens of a batch, for each size of batch."""
 LAYERS, WIDTH = ((1, 1), 16) if SMALL else ((18, 18), 512)
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "V100": 125e12}
 """Products of dense 16-bit matrices a second, by NVIDIA's sheets of the SXM cards; by a part of the device's name."""
@@ -102,8 +102,13 @@ def wall_times(action: Callable[[], object], rounds: int = 10) -> list[float]:
 
 
 def profiled(step: Callable[[], object], seconds: float) -> dict[str, Any]:
-    """Of one step: GiB at its peak above those before it, the kernels that computed attention, and on a GPU its own
-    time, its kernels and the share of `seconds`, the wall time, that it is idle."""
+    """Columns of one step: its peak memory minus the memory before it, in GiB, and the kernels that computed attention.
+
+    On a GPU, also the time in which its kernels ran, their number, and the share of time in which the GPU was idle.
+
+    Args:
+        seconds: the wall time of the step.
+    """
     before = torch.cuda.memory_allocated()
     if not SMALL:
         torch.cuda.reset_peak_memory_stats()
@@ -144,7 +149,10 @@ def flops_of(batch: dict[str, Any]) -> int:
 
 
 def steps(method: str, precision: str) -> None:
-    """Rows of one step on each of several shapes of batch, after three on each to warm up, and to record graphs."""
+    """Print a row for each size of batch: the time of one training step on each of several shapes.
+
+    Three steps on each shape come first. They warm up, and they record graphs.
+    """
     if "stock" in method:  # hydra would import our plugin
         sys.modules["hydra_plugins"] = SimpleNamespace(__name__="hydra_plugins", __path__=[])  # type: ignore[assignment]
     made = trainer(method, WORDS, LAYERS, WIDTH, "--cpu" if SMALL else f"--{precision}")

@@ -4,9 +4,9 @@ Stock has fairseq's loss and Adam, Admin plain fairseq's loss and torch's RAdam,
 train in turns, by fairseq's trainer, in process CPU time; each turn gives one ratio to stock Post-LN, and the median
 counts. A row also has the counts of counting.py.
 
-With --host the step is that of the CPU thread that starts a GPU's kernels: fast modules take a GPU's code; dropout is
-the one operation that it is there (native_dropout), and attention drops nothing, since torch's kernel for CPUs has no
-dropout and a GPU's does it itself. At width 16 the arithmetic hardly counts.
+With --host the step is that of the CPU thread that starts a GPU's kernels: fast modules run their code for a GPU.
+Dropout is one operation, as on a GPU (native_dropout). Attention has no dropout: torch's kernel for CPUs cannot drop,
+and the kernel for GPUs drops by itself. At width 16 the arithmetic hardly counts.
 
     python -m recipes.bench.speed                                      # 18L-18L at widths 16, 256 and 512
     python -m recipes.bench.speed --sizes 6:512:1024 60-12:512:1024    # layers, width, target tokens
@@ -37,7 +37,7 @@ from recipes.compare.rows import Row, write_runs
 COMPARED = ("stock", "pre-ln", "plain", "fast")
 """Keys of step.METHODS; the first is what the others are compared with."""
 SIZES = {False: ["18:16:512", "18:256:1024", "18:512:1024"], True: ["18:16:64", "60-12:16:64"]}
-"""By whether the host is timed."""
+"""Default sizes: False without --host, True with --host."""
 FORM = "LAYERS[-DECODER_LAYERS]:WIDTH:TOKENS"
 
 
@@ -55,7 +55,7 @@ def _native_dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: b
 
 @contextlib.contextmanager
 def faked_device() -> Iterator[None]:
-    """Within this context fast modules take a GPU's code on a CPU."""
+    """Inside this context, fast modules on a CPU run the code that they would run on a GPU."""
     with mock.patch.object(Fast, "gpu_code", True), mock.patch("torch.nn.functional.dropout", _native_dropout):
         yield
 

@@ -97,8 +97,8 @@ def draw_panels(panels: Panels, colours: dict[str, str], against: str, measure: 
     """Draw lines through the means over the seeds. Each run is a dot, or a cross if it diverged.
 
     Args:
-        colours: by label; a line without a colour is black and thick.
-        against: the axis of the grid on the horizontal axis.
+        colours: the colour of each label; a line without a colour is black and thick.
+        against: the axis of the grid that the horizontal axis shows.
     """
     columns = min(4 if len(panels) > 6 else 3, len(panels))
     height = -(-len(panels) // columns)

@@ -26,7 +26,7 @@ MEASURED = ("tokenised", "score", "compound", "perplexity", "hours")
 
 
 def cell(rows: list[dict[str, str]], column: str) -> str:
-    """The different values of a column; of a measurement, the mean over the seeds, and the standard deviation."""
+    """The different values of a column. If it is a measurement, the mean over the seeds and the standard deviation."""
     values = [row[column] for row in rows if row[column]]
     if column not in MEASURED or not values:
         return ", ".join(dict.fromkeys(values))
@@ -36,7 +36,10 @@ def cell(rows: list[dict[str, str]], column: str) -> str:
 
 
 def lines(results: list[dict[str, str]], papers: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Rows by recipe, method, rule and preset, in the papers' order, and for each paper's number without runs."""
+    """A row for each recipe, method, rule and preset, in the papers' order.
+
+    A paper's number has a row even if no run belongs to it.
+    """
     known = {(row["recipe"], row["method"]): row["bleu"] for row in papers}
     groups: dict[tuple[str, ...], list[dict[str, str]]] = grouped(results, "recipe", "method", "rule", "preset")
     groups |= {(*key, "", ""): [] for key in known if not any(group[:2] == key for group in groups)}

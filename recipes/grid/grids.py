@@ -67,7 +67,7 @@ class Grid:
         return self.folder / self.name(axes) / "result.csv"
 
     def points(self) -> Iterator[Axes]:
-        """All runs, seed by seed: a grid that was stopped has finished some seeds with every scheme and rate."""
+        """All runs, seed by seed. So, if a grid is stopped, its finished seeds have every scheme and rate."""
         *axes, seeds = (getattr(self.settings, name) for name in self.recipe.file.axes.values())
         for seed, *values in itertools.product(seeds, *axes):
             yield dict(zip(self.recipe.file.axes, map(str, [*values, seed])))
@@ -108,7 +108,7 @@ class Grid:
         return Recipe(target, file, settings, grid=self.folder, point=self.name(axes))
 
     def shared(self, names: Iterable[str]) -> dict[str, Any]:
-        """The grid's settings of these names that have a value."""
+        """The grid's settings with these names, without empty values."""
         return {name: value for name, value in self.settings if name in names and value not in (None, "", ())}
 
     def listed(self, *groups: str) -> dict[str, Any]:
@@ -118,14 +118,14 @@ class Grid:
         return {name: value if value is None else str(value).format(**values) for name, value in options.items()}
 
     def options(self, axes: Axes) -> dict[str, Any]:
-        """fairseq's options of a run that are not settings of its recipe. None removes an option of the recipe."""
+        """fairseq's options of a run that are not settings of its recipe. A value of None removes a recipe's option."""
         betas = {"--adam-betas": f"(0.9, {axes['beta2']})"} if "beta2" in axes else {}
         return self.listed("all") | betas | OPTIMIZERS.get(axes.get("optimizer", ""), {})
 
     # -- the whole grid ----------------------------------------------------------------------------------------------
 
     def jobs(self, goal: str) -> list[Job]:
-        """The job of a cluster that makes the grid. It submits the runs."""
+        """The cluster job that makes the grid: it submits the runs."""
         command = [sys.executable, "-m", "recipes", self.recipe.target, *self.recipe.words]
         return [Job(self.recipe.target, command, self.folder, self.recipe.file.needs)]
 

@@ -52,7 +52,7 @@ def read_runs(folders: list[Path]) -> list[Run]:
 
 
 def titled(title: str, rule: str) -> str:
-    """A scheme's title, with the rule of omega unless it is the paper's."""
+    """A scheme's title, with the rule of omega unless that is the paper's rule."""
     return title if rule in ("", "reference") else f"{title}, {rule}"
 
 

@@ -1,4 +1,4 @@
-"""Measurements of the authors' code of other schemes (omega.py says how), and of ours in the tests.
+"""Measurements of other schemes: of their authors' code (omega.py says how), and, in the tests, of our code.
 
     laws     shape, mean, standard deviation and distribution of weights and biases over 20 seeds, of a model of
              SIZES; its two depths differ, so a formula that mixes them up fails
