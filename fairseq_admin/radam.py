@@ -39,7 +39,7 @@ def chunks(params: list[Tensor]) -> Iterator[list[Tensor]]:
         params: the parameters, in order.
 
     Yields:
-        Lists of at most CHUNK elements. A larger parameter is a list of its own.
+        Lists with at most CHUNK elements in all. A list with a larger parameter holds only that parameter.
     """
     chunk: list[Tensor] = []
     elements = 0

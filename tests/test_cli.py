@@ -24,7 +24,7 @@ MOVED = "decoder.layers.1.encoder_attn_layer_norm.omega_delta"
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Working directory with checkpoints. Four are from one run: in each of its epochs, half of one ω grows by 0.5."""
+    """Working directory with checkpoints. Four are from one run, whose epochs each raise half of one ω by 0.5."""
     monkeypatch.chdir(tmp_path)
     model = reference.build("transformer_admin_tiny")
     torch.save({"model": model.state_dict()}, "not_profiled.pt")

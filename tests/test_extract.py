@@ -1,4 +1,4 @@
-"""Texts from archives: the lines that fairseq's scripts keep, faults of archives, and no half-written files."""
+"""Extraction keeps the lines that fairseq's scripts keep, reports faulty archives, and leaves no half-written files."""
 
 from __future__ import annotations
 

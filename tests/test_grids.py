@@ -52,7 +52,7 @@ def test_rates_are_tried_on_the_first_seed(tmp_path):
 
 
 def result(axes: Axes, bits: float) -> dict:
-    """The row of a run that learned."""
+    """A row such as a run that learned has."""
     kept = {"update": None, "entropy": 6.0, "bleu": 1.0, "signature": "s", "params": 1, "seconds": 2}
     curve = {"valid": {10: bits}, "hardware": "h", "commit": "c"}
     return {**axes, "verdict": "learned", "bits": bits, **kept, **curve}

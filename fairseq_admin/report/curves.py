@@ -42,7 +42,7 @@ def read_log(folder: Path) -> logs.Log | None:
         The log. None: there is no log.
 
     Raises:
-        AdminError: it is not a folder, has several logs, or one without losses.
+        AdminError: it is not a folder; it has several logs; or its log has no losses.
     """
     if not folder.is_dir():
         raise AdminError(f"{folder} is not a folder; a run's was expected: a recipe's, or fairseq-train's --save-dir.")

@@ -23,7 +23,7 @@ SCORES = {
 
 
 class Row(NamedTuple):
-    """One fact of every run; an unknown one is an empty text."""
+    """One fact about each run. If a run lacks it, its cell is empty."""
 
     title: str
     cells: list[str]

@@ -125,7 +125,7 @@ def formatted(number: int, translations: Iterable[Hypothesis], search: Search) -
 
 
 def lines_of(source: BinaryIO, name: str) -> int | None:
-    """Count the lines of a file from its position on; None: it is a pipe, which can be read only once.
+    """Count the lines of a file after the current position; None if it is a pipe, which can be read only once.
 
     Raises:
         AdminError: the text cannot be read.

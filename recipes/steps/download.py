@@ -44,7 +44,7 @@ def disk_space(archives: Iterable[Archive], folder: Path, text: float) -> tuple[
     """Bytes still to download, and bytes of the text made from all archives. Archives of unknown size are left out.
 
     Args:
-        text: bytes of text per byte of archive.
+        text: size of the text divided by the size of the archive.
     """
     rows = list(archives)
     missing = [row for row in rows if row.size and not (folder / row.name).is_file()]

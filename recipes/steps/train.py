@@ -12,7 +12,7 @@ It ignores --profile and --use-plasma-view, and differs from fairseq-train in fi
   only the epoch's checkpoint then, which the recipes have switched off.
 - --bf16 trains on a GPU. fairseq-train takes it as a request for a TPU, and fails without one.
 - A process that loads batches (--num-workers) does not collect the garbage that it inherits. The garbage includes
-  the processes of earlier epochs. If the new process collected them, torch would print tracebacks into the log.
+  the processes of earlier epochs; if the new process collected those, torch would print tracebacks into the log.
 """
 
 from __future__ import annotations
