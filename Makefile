@@ -23,7 +23,7 @@ PAPERS := iwslt14 $(addprefix wmt14-,ende-6l ende-12l ende-18l ende-100l enfr-6l
 STEPS := preflight prepare train average generate score
 FRONTED := demo multi30k own lm-demo compare sensitivity warmup deeper $(PAPERS) \
 	$(foreach step,$(STEPS),$(PAPERS:%=%-$(step)))
-.PHONY: $(FRONTED) preflight gpu-trial table figures tables docs test test-nightly lint release bench setup lock clean distclean help
+.PHONY: $(FRONTED) preflight gpu-trial table figures docs test test-nightly lint release bench setup lock clean distclean help
 
 ## make demo: train 18L-18L on a generated German-English corpus and score it (METHOD=post-ln to compare)
 ## make multi30k: the same pipeline on Multi30k (PAIR=en-fr, DATA=DIR, PRESET=cpu|gpu, METHOD=, SEED=)
@@ -45,21 +45,17 @@ $(FRONTED): $(VENV)/ready
 preflight: $(VENV)/ready
 	+@exec $(RUN) -m recipes $(or $(RECIPE),$(error RECIPE= is missing; expected a recipe, as in make preflight RECIPE=demo))-preflight
 
-## make gpu-trial: measurements that need a GPU, step by step, in one report (DATA=DIR PAIR=, MINUTES=, DEVICE=cpu to try it)
+## make gpu-trial: the time of a step on a GPU, and the card's best (DEVICE=cpu to try it with tiny sizes)
 gpu-trial: $(VENV)/ready
-	@$(RUN) -m recipes.gpu_trial.run
+	@$(RUN) -m recipes.bench.trial
 
 ## make table: all results so far next to the papers' numbers
 table: $(VENV)/ready
 	@$(RUN) -m recipes.figures.results_table "$${RUNS:-runs}"
 
-## make figures: the figures of README.md and docs/, from the rows and numbers that docs/ keeps
+## make figures: the figures of README.md and docs/, and the tables of docs/results.md, from the rows that docs/ keeps
 figures: $(VENV)/ready
-	@$(RUN) -m recipes.figures.docs -o docs/images
-
-## make tables: the tables of docs/results.md that compare schemes, from the rows that docs/ keeps
-tables: $(VENV)/ready
-	@$(RUN) -m recipes.figures.docs docs/results.md
+	@$(RUN) -m recipes.figures.docs
 
 ## make docs: the site of docs/ in site/, with every link and image checked
 docs: $(VENV)/ready

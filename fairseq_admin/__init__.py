@@ -1,8 +1,8 @@
 """Admin for fairseq: `fairseq-train DATA --user-dir fairseq_admin --arch transformer_admin_18l ...`.
 
 `fairseq_admin.pytorch` brings Admin to any Post-LN model of PyTorch and needs no fairseq, so importing this package
-imports none. If fairseq is loaded already, as with `--user-dir`, the import registers the plugin; otherwise `register`
-or the first use of a model class does.
+does not import fairseq. If fairseq is loaded already, as with `--user-dir`, the import registers the plugin; otherwise
+`register` or the first use of a model class does.
 """
 
 import sys

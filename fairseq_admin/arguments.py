@@ -43,7 +43,7 @@ def output(text: str) -> Path:
     """The `type` of an option: a file to write. (Path would drop the "/" that marks a folder.)
 
     Args:
-        text: from the command line.
+        text: the argument on the command line.
 
     Returns:
         The path.
@@ -60,10 +60,10 @@ def model(text: str) -> Path:
     """The `type` of an argument: a checkpoint, or a folder. In a recipe's folder it is model.pt.
 
     Args:
-        text: from the command line.
+        text: the argument on the command line.
 
     Returns:
-        The checkpoint's path, or the folder's.
+        The path of the checkpoint or of the folder.
     """
     path = Path(text)
     return path / "model.pt" if (path / "model.pt").is_file() else path

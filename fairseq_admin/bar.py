@@ -68,7 +68,7 @@ def progress(title: str, items: Sequence[T], unit: str) -> Iterator[T]:
 
     Args:
         title: the name of the step.
-        items: of known number.
+        items: the items, in a sequence of known length.
         unit: the unit, with a space before it.
 
     Yields:

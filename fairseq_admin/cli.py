@@ -108,7 +108,7 @@ VERBS: dict[str, tuple[Verb, AddOptions, str]] = {
 
 
 WITHOUT_FAIRSEQ = (verbs.translate, verbs.path)
-"""Verbs that need no fairseq; `translate` does for a checkpoint of fairseq's, and then imports it."""
+"""Verbs that start without fairseq. `translate` imports it later if the model is a checkpoint of fairseq's."""
 
 
 def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
@@ -147,7 +147,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Run one command. A user's mistake gives one line on standard error and status 2; Ctrl-C gives one line and 130.
 
-    The answer is printed after the work is done and its file has its name, so a closed pipe loses nothing.
+    The answer is printed last, when the output file is already complete, so a closed pipe loses nothing.
 
     Args:
         arguments: without the name of the command. None: sys.argv's.
@@ -159,7 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
         if getattr(sys, name) is None:  # the caller closed it, as `2>&-` does
             setattr(sys, name, open(os.devnull, mode))
     terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as Ctrl-C does
-    logging.disable(logging.INFO)  # libraries log nothing that the user can fix
+    logging.disable(logging.INFO)  # the logs of libraries report nothing that the user can fix
     try:
         args = parse(sys.argv[1:] if arguments is None else arguments)
         with warnings.catch_warnings(action="ignore"):
@@ -172,7 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
         return end(str(error), MISTAKE)
     except outputs.StdoutClosed:
         return 0
-    except OSError as error:  # from reading; `outputs` handles errors in writing
+    except OSError as error:  # this error came from reading a file; `outputs` handles errors in writing
         if error.filename is None:
             raise
         return end(f"{error.filename}: cannot be read ({error.strerror}). Check the path and its rights.", MISTAKE)

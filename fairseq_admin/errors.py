@@ -1,4 +1,4 @@
-"""Errors that a user can fix, in one line, and the one place that ends a process with them."""
+"""One-line errors that a user can fix, and the code that ends a process with one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def explained(fault: str, advice: str) -> Iterator[None]:
-    """A block in which fairseq uses an input that it does not check: a wrong one fails anywhere, by any error.
+    """A block in which fairseq uses an input without checking it, so a wrong input may raise any error.
 
     Args:
         fault: what the user is told, before the error in parentheses.

@@ -22,7 +22,7 @@ def of_bytes(content: bytes) -> str:
     """The fingerprint of a file.
 
     Args:
-        content: the file's.
+        content: the content of the file.
 
     Returns:
         16 hexadecimal digits.
@@ -43,7 +43,7 @@ def of_dictionary(words: Any) -> str:
 
 
 def refuse_other_dictionary(words: Any, path: Path, size: int, expected: str | None) -> None:
-    """Refuse a dictionary that is not a model's.
+    """Refuse a dictionary that does not belong to a model.
 
     Args:
         words: a fairseq Dictionary.

@@ -1,7 +1,7 @@
 """End fairseq's thread that loads batches ahead, before Python exits.
 
-If training stops within an epoch, the thread is still loading. Python kills daemon threads wherever they are. In the
-middle of torch's C++ that aborts the process: status -6 after a good training.
+If training stops within an epoch, the thread is still loading. At exit, Python kills daemon threads wherever they are.
+If the thread is in the middle of torch's C++ code, the process aborts, with status -6 after a good training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def end() -> None:
     until = time.monotonic() + PATIENCE
     for thread in threading.enumerate():
         if isinstance(thread, BackgroundConsumer):
-            thread._max_len = 0  # fairseq's own way to end it: the thread has loaded enough
+            thread._max_len = 0  # tells the thread that it has loaded enough, which is how fairseq ends it
             while thread.is_alive() and time.monotonic() < until:
                 with suppress(queue.Empty):
                     thread._queue.get_nowait()  # make room for its next batch

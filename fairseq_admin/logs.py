@@ -27,8 +27,8 @@ GPU = re.compile(r"rank +(\d+): capabilities = .*; name = (.+?)\s*$")
 class Record:
     """One interval of training ("train_inner"), an epoch's mean ("train"), or one validation ("valid") on a subset.
 
-    `epochs` includes fractions (at the end of an epoch: epochs begun). `bits` is the loss without label smoothing, in
-    bits per token. `seconds` is the interval's time in training.
+    `epochs` includes fractions; in a record that ends an epoch, it is the number of epochs begun. `bits` is the loss
+    without label smoothing, in bits per token. `seconds` is the interval's time in training.
     """
 
     tag: str
@@ -42,8 +42,11 @@ class Record:
 
 @dataclass(frozen=True)
 class Log:
-    """A run's curves, each {updates: bits per token}, its parameters, updates and epochs, the hours of its updates, and
-    the GPU of each process, if the log names it."""
+    """A run's curves and totals.
+
+    `train` and `valid` are {updates: bits per token}, and `params` is the number of parameters. `hours` is the time of
+    the updates. `gpus` has the GPU of each process, or is empty if the log names none.
+    """
 
     train: dict[int, float]
     valid: dict[int, float]
@@ -70,7 +73,7 @@ def stats(line: str) -> tuple[str, dict[str, Any]] | None:
     """Read the values in a line.
 
     Args:
-        line: of fairseq's log.
+        line: a line of fairseq's log.
 
     Returns:
         The line's tag (see `Record`), and its values by fairseq's names, with the subset of a validation. None: the
@@ -104,7 +107,7 @@ def parse_line(line: str) -> Record | None:
     """Read the record in a line.
 
     Args:
-        line: of fairseq's log.
+        line: a line of fairseq's log.
 
     Returns:
         The record. None: the line has none, or a kill cut it short.
@@ -132,12 +135,12 @@ def parse_log(lines: Iterable[str]) -> Log:
 
     A run that was killed and resumed goes back to its last checkpoint, so later records are dropped. If several subsets
     are validated, the first counts, as in fairseq's choice of the best checkpoint. A resumed run may name other
-    subsets, so "first" means: first of the validations after one number of updates, without training in between.
+    subsets. So "first" is the first of the validations at the same number of updates, with no training between them.
     The training curve has a point per interval, or per epoch if the log has no intervals (--log-format tqdm, a long
     --log-interval).
 
     Args:
-        lines: of the log.
+        lines: the lines of the log.
 
     Returns:
         The curves and totals.

@@ -1,4 +1,7 @@
-"""Write whole files or none, never over an input, and standard output. (This file imports no torch.)"""
+"""Write files and standard output. A file is written whole or not at all, and never over an input.
+
+This file does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(path: Path | str, *refusals: type[Exception]) -> Iterator[None]:
-    """A block that only writes. Its system errors become one line that names the path.
+    """A block that only writes. A system error in the block becomes one line that names the path.
 
     Args:
         path: the file or folder that is written.

@@ -24,7 +24,7 @@ from .errors import AdminError
 from .fast.radam import fused_step, has_kernel, rectification
 from .rates import ByGroup, refuse_other_groups
 
-# No annotations from the future: fairseq reads the types of RAdamConfig.
+# Do not import annotations from __future__ in this file: fairseq reads the types of RAdamConfig.
 
 CHUNK = 2**22
 """Elements of half precision updated at once, in 34 MB that are kept. A larger parameter is updated alone, in its own 8
@@ -36,10 +36,10 @@ def chunks(params: list[Tensor]) -> Iterator[list[Tensor]]:
     """Cut parameters into chunks.
 
     Args:
-        params: in order.
+        params: the parameters, in order.
 
     Yields:
-        Lists of at most CHUNK elements. A larger parameter is a list of its own.
+        Lists with at most CHUNK elements in all. A list with a larger parameter holds only that parameter.
     """
     chunk: list[Tensor] = []
     elements = 0
@@ -57,7 +57,7 @@ def float_copies(params: list[Tensor], block: Tensor | None = None) -> tuple[lis
     """Make float32 tensors for half parameters and for their gradients, one after another in a block of memory.
 
     Args:
-        params: of half precision.
+        params: parameters of half precision.
         block: the memory. None: allocate it.
 
     Returns:
@@ -138,14 +138,15 @@ class RAdam(Optimizer):
     """
 
     fused = True
-    """Whether torch's fused kernel computes, if the device has it. Otherwise torch's RAdam does: the reference."""
+    """Whether to use torch's fused kernel, if the device has it. Otherwise the reference, torch's RAdam, is used."""
 
     supports_flat_params = True
     supports_memory_efficient_fp16 = True
-    # fairseq would replace the tensors that load_state_dict has made by the checkpoint's, which are on the CPU.
+    # Otherwise fairseq would replace the state that load_state_dict has built by the checkpoint's tensors on the CPU.
     disable_mem_eff_fp16_loading_hack = True
 
-    # torch wraps these for its compiler, and the wrapper loads the compiler: 65 MB and a second.
+    # torch wraps these methods for its compiler. The wrapper would load the compiler, at a cost of 65 MB and one
+    # second.
     add_param_group = inspect.unwrap(Optimizer.add_param_group)
     zero_grad = inspect.unwrap(Optimizer.zero_grad)
     state_dict = inspect.unwrap(Optimizer.state_dict)
@@ -157,9 +158,10 @@ class RAdam(Optimizer):
 
     @property
     def supports_step_with_scale(self) -> bool:
-        """Whether a step takes the scale of its gradients: only for half parameters, which are divided in float32.
+        """Whether a step accepts a scale of its gradients. A step of half-precision parameters does.
 
-        fairseq's wrapper of float32 copies (--bf16) would not reset its factor after such a step.
+        Such gradients are divided in float32. With float32 parameters, fairseq's wrapper of float32 copies (--bf16)
+        would not reset its factor after a step with a scale.
         """
         return self.param_groups[0]["params"][0].dtype != torch.float32
 
@@ -167,7 +169,7 @@ class RAdam(Optimizer):
         """Load as torch does, but keep the moments in float32.
 
         Args:
-            state_dict: as `state_dict` returned it.
+            state_dict: a state that `state_dict` returned.
 
         Raises:
             AdminError: the state belongs to other parameters.
@@ -191,7 +193,9 @@ class RAdam(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None, scale: float | Tensor = 1.0):
-        """Step. Gradients are divided by `scale` first, half gradients in float32, where the quotient is not too small.
+        """Make a step. Gradients are divided by `scale` first.
+
+        Half-precision gradients are divided in float32, where the quotient is not too small.
 
         Args:
             closure: computes the loss again.
@@ -210,10 +214,11 @@ class RAdam(Optimizer):
         return loss
 
     def _chunks(self, number: int, params: list[Tensor]) -> list[Chunk]:
-        """Chunk a group's parameters with gradients; float32 parameters are one chunk.
+        """Chunk those parameters of a group that have gradients.
 
-        A layer that layerdrop skipped has taken fewer steps than its neighbours. Chunks are kept, with their copies in
-        one block, until other parameters have gradients: for small parameters, making them takes a third of a step.
+        Float32 parameters that have taken the same number of steps are one chunk. A layer that layerdrop skipped has
+        taken fewer steps than its neighbours. Chunks are kept, with their copies in one block, until other parameters
+        have gradients: for small parameters, making them takes a third of a step.
         """
         without = [p.grad is None for p in params]
         if self.chunks_by_group.get(number, ((),))[0] != without:
@@ -287,8 +292,8 @@ class FairseqRAdam(ByGroup):
     """fairseq's handle on `RAdam`.
 
     Args:
-        cfg: its options.
-        params: of the model.
+        cfg: the options of `RAdam`.
+        params: the parameters of the model.
     """
 
     def __init__(self, cfg: RAdamConfig, params) -> None:
@@ -311,7 +316,7 @@ class FairseqRAdam(ByGroup):
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """`RAdam`'s arguments. As in fairseq, a resumed run keeps the checkpoint's, except for the rate."""
+        """The arguments of `RAdam`. As in fairseq, a resumed run takes all but the rate from the checkpoint."""
         return {
             "lr": next(iter(self.cfg.lr)) if isinstance(self.cfg.lr, Iterable) else self.cfg.lr,
             "betas": _betas(self.cfg.adam_betas),

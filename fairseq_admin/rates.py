@@ -30,8 +30,8 @@ def set_lr_group(parameters: Iterable[Tensor], name: str, factor: float) -> LrGr
     """Mark parameters as one group.
 
     Args:
-        parameters: the group's.
-        name: of the group.
+        parameters: the parameters of the group.
+        name: the name of the group.
         factor: multiplies the learning rate.
 
     Returns:
@@ -45,10 +45,10 @@ def set_lr_group(parameters: Iterable[Tensor], name: str, factor: float) -> LrGr
 
 
 def refuse_other_groups(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-    """Refuse an optimizer state whose parameter groups differ from this run's.
+    """Refuse an optimizer state whose parameter groups differ from those of this run.
 
     Args:
-        optimizer: torch's.
+        optimizer: an optimizer of torch.
         state_dict: the state about to be loaded into it.
 
     Raises:
@@ -83,7 +83,7 @@ class ByGroup(FairseqOptimizer):
         """Form the groups that torch's optimizers take, and store their shares.
 
         Args:
-            params: the model's, some of them marked by `set_lr_group`.
+            params: the parameters of the model, some of them marked by `set_lr_group`.
 
         Returns:
             The groups, unmarked parameters first.

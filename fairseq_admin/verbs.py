@@ -121,7 +121,10 @@ def _text(model: Path, data: Path | None) -> Assets | None:
 
 
 def _languages(checkpoint: Checkpoint, text: Assets | None) -> tuple[str, str] | None:
-    """Source and target of a translation model that does not name them; None, with a note, if no file tells."""
+    """Source and target language of a translation model whose checkpoint does not name them.
+
+    None, with a note to the user, if no file names them either.
+    """
     task = checkpoint.options.task
     names = task.get("source_lang"), task.get("target_lang")
     if all(names) or checkpoint.kind != "transformer_admin":
@@ -149,7 +152,7 @@ def translate(args: argparse.Namespace) -> str:
         args: the parsed command line.
 
     Returns:
-        An empty text: the translations are written already.
+        An empty string, because the translations are written already.
 
     Raises:
         AdminError: a file of the model is missing or damaged, or the text cannot be read.

@@ -7,8 +7,8 @@
     python -m recipes demo --help
     python -m recipes status
 
-A setting that is not on the command line comes from the environment, and is then printed. (make passes its own command
-line on in the environment.) With -n, the steps are listed and nothing runs.
+A setting that is not on the command line comes from the environment, and is then printed. (make puts the
+settings on its own command line into the environment.) With -n, the steps are listed and nothing runs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def parse_target(target: str) -> tuple[str, str]:
 
 
 def work_of(recipe: Recipe, goal: str) -> Any:
-    """The grid or the pipeline of a recipe, which have the same methods."""
+    """The grid of a recipe, or its pipeline. Both classes have the same methods."""
     if recipe.file.is_grid:
         from recipes.grid import front  # imports scipy
 
@@ -81,7 +81,7 @@ def perform(work: Any, goal: str, submits: bool) -> None:
 
 
 def command_line() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
-    """The parsed command line, with everything after -- as `options`; and its parser."""
+    """Parse the command line. Returns its parser, too, and everything after -- as `options` of the parsed arguments."""
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser("recipes", USAGE, add_help=False, allow_abbrev=False)

@@ -1,8 +1,8 @@
 """A recipe as a table of steps. A step has the files that it reads and writes, its settings, and its program.
 
 A step is done if its files exist and the key that it stored is still its key. A key is a hash of the step's settings,
-its program's version, and its inputs. If a step writes the input, that step's key stands for it. Otherwise the hash of
-the content does; the content is read again only if the file's size or time of change differs.
+its program's version, and its inputs. If a step writes the input, that step's key stands for the input. Otherwise the
+hash of its content stands for it; the content is read again only if the file's size or time of change differs.
 Thus a changed setting, program or input repeats the steps that depend on it, and no others.
 """
 
@@ -29,7 +29,7 @@ class Step:
     reads: tuple[Path, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     version: int = 1
-    """of its program; a new version writes other output from the same input"""
+    """version of its program; a new version writes different output from the same input"""
     after: tuple[Path, ...] = ()
     """files that must exist before it begins, although its output does not depend on them"""
     trains: bool = False
@@ -113,7 +113,7 @@ class Chain:
         """Run the planned steps.
 
         Args:
-            models: a folder. If it has a model, changed steps are refused, since the model depends on their output.
+            models: a folder. If it contains a model, changed steps are refused: the model depends on their output.
 
         Raises:
             ValueError: changed steps are refused, or a step failed.
@@ -142,6 +142,6 @@ class Chain:
         return [f"{state:4} {title:{width}}  {step.writes[0]}" for state, title, step in rows]
 
     def files(self) -> Settings:
-        """The files that no step writes, by name without .gz: the sources of the text."""
+        """The sources of the text: the files that no step writes. Keys are their names without .gz."""
         inputs = (read(step.record).get("inputs", {}) for step in self.steps)
         return {name.removesuffix(".gz"): file for files in inputs for name, file in files.items()}

@@ -187,10 +187,10 @@ def largest(table: dict[int, int], memory: float) -> int:
 def faults(machines: Machines, precision: str, presets: Mapping[str, Mapping[str, Any]]) -> str:
     """The reason why this environment's torch cannot train a run on this machine's GPUs; empty if it can.
 
-    Another process tries it, because torch holds some memory of each GPU that it has used until its process ends.
+    Another process tries it: once torch has used a GPU, its process holds some of the GPU's memory until it ends.
 
     Args:
-        presets: the recipe's presets. The message names those for a CPU.
+        presets: the recipe's presets. The message names the presets that train on a CPU.
     """
     if machines.cpu:
         return ""

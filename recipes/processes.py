@@ -1,4 +1,6 @@
-"""Processes of a recipe. A step works in this process or runs a command of fairseq; all of them end with the recipe.
+"""Processes of a recipe.
+
+A step works in this process or runs a command of fairseq. Steps and commands end when the recipe ends.
 
 Jobs are commands that run for a long time, several at once on this machine, or on a cluster (slurm.py). A job's output
 is appended to the file `Job.log`. Jobs on this machine belong to the recipe's process group, and end with it.
@@ -70,14 +72,14 @@ def supervise(work: Callable[[], object]) -> int:
         child = multiprocessing.get_context("fork").Process(target=_within, args=(group, work))
         child.start()
         with suppress(KeyboardInterrupt):
-            # The work ends with a parent make, but goes on if a parent shell ends.
+            # If the parent is make, the work ends when make ends. If it is a shell, the work goes on without it.
             while status is None and (os.getppid() == parent or "MAKELEVEL" not in os.environ):
                 child.join(POLL_SECONDS)
                 status = child.exitcode
         if status is None:
             status = _stop(child, group.pid)
     if status in (None, INTERRUPTED):
-        line = "\n" * sys.stderr.isatty()  # below a progress bar and the ^C
+        line = "\n" * sys.stderr.isatty()  # the message starts below a progress bar and the ^C
         print(f"{line}Interrupted. The same command goes on from here.", file=sys.stderr)
         return INTERRUPTED
     return status
@@ -106,7 +108,7 @@ def _within(group: subprocess.Popen, work: Callable[[], object]) -> None:
 
 @contextmanager
 def passing_on(process: subprocess.Popen) -> Iterator[None]:
-    """Inside the block, pass signals to stop on to the other process."""
+    """Inside the block, forward stop signals to the other process."""
 
     def pass_on(*_: Any) -> None:
         process.send_signal(signal.SIGUSR2)

@@ -113,9 +113,9 @@ class Recipe:
     """the size that the target names, as 18l in wmt14-ende-18l"""
     user_values: dict[str, str] = field(default_factory=dict)
     grid: Path | None = None
-    """of a grid's run: the grid's folder, which has the text and all runs"""
+    """for a run of a grid: the grid's folder, which has the text and all runs"""
     point: str = ""
-    """of a grid's run: its name"""
+    """for a run of a grid: the run's name"""
 
     @property
     def words(self) -> list[str]:
@@ -138,7 +138,10 @@ class Recipe:
 
     @property
     def text(self) -> Path:
-        """The folder of the text. A text made before version 0.2.0 has no keys: it stays, and `text` has a new one."""
+        """The folder of the text.
+
+        A text made before version 0.2.0 has no keys. It stays where it is, and the new text has the folder `text`.
+        """
         old = self.base / "data"
         return self.base / "text" if (old / "settings.json").exists() and not (old / ".keys").exists() else old
 

@@ -6,9 +6,9 @@ The arguments are the folder, the torch to install (a name in BUILDS, or a pip r
 environment from. An empty torch or Python means the same as last time.
 
 This program runs before an environment exists, so it imports only the standard library. requirements.lock has every
-package but torch, with hashes; `make lock` renews it. It leaves out torchaudio, a dependency of fairseq-fixed: nothing
-here uses torchaudio, transformers imports it if it is installed, and its newest version does not load next to torch
-2.13.
+package but torch, with hashes; `make lock` renews it. It leaves out torchaudio, a dependency of fairseq-fixed, because
+nothing here uses it. Besides, transformers imports torchaudio if it is installed, and the newest torchaudio does not
+load next to torch 2.13.
 
 All builds of torch have the version that the tests run with. Since torch 2.11, cu126 is the only build with kernels for
 cards before compute capability 7.5, such as the V100 (pytorch#172352). It also works with drivers that are too old for
@@ -61,7 +61,7 @@ def version(python: str | Path) -> str:
 
 
 def base_python(venv: Path, asked: str) -> str:
-    """The Python that makes the environment: the one that the user names, that of the last time, or python3.
+    """The Python that makes the environment: the one that the user names, else the one used last time, else python3.
 
     Raises:
         ValueError: that Python cannot be run, or is too old.

@@ -48,9 +48,9 @@ def _there(path: str) -> str:
 Maybe = Annotated[T | None, BeforeValidator(lambda value: None if value == "" else value)]
 """An empty text means None."""
 Options = Annotated[
-    tuple[T, ...], BeforeValidator(lambda value: shlex.split(value) if isinstance(value, str) else value)
+    tuple[T, ...], BeforeValidator(lambda value: value if isinstance(value, tuple) else shlex.split(str(value)))
 ]
-"""Several values, divided as a shell divides words."""
+"""Several values, divided as a shell divides words, or a single number in a YAML file."""
 Share = Annotated[float, Field(ge=0, lt=1)]
 Folder = Annotated[str, AfterValidator(_folder)]
 Data = Annotated[Folder, AfterValidator(_there)]
@@ -79,12 +79,8 @@ def _once(values: tuple[T, ...]) -> tuple[T, ...]:
     return values
 
 
-Several = Annotated[
-    tuple[T, ...],
-    BeforeValidator(lambda value: value if isinstance(value, tuple) else tuple(str(value).split())),
-    AfterValidator(_once),
-]
-"""Words with spaces between them, or a single number in a YAML file."""
+Several = Annotated[Options[T], AfterValidator(_once)]
+"""Different values, at least one."""
 Rates = Several[Annotated[str, _below(math.inf, "numbers of 0 or more, as 1e-3")]]
 Depth = Annotated[str, BeforeValidator(str), Field(pattern=r"^[1-9][0-9]*(-[1-9][0-9]*)?$")]
 """Layers of each stack, or ENCODER-DECODER."""

@@ -110,7 +110,7 @@ def sbatch_options(needs: Needs, slurm: Slurm) -> dict[str, object]:
 
 
 def write_script(path: Path, jobs: Sequence[Job], parallel: int, needs: Needs, slurm: Slurm) -> None:
-    """Write a script for sbatch: of one job (parallel=0), or of an array of jobs, `parallel` of them at a time."""
+    """Write a script for sbatch. It runs one job (parallel=0), or an array of jobs, `parallel` of them at a time."""
     options = {"job-name": path.stem, "output": path.with_suffix(".out"), "chdir": Path.cwd()}
     options |= {"array": f"0-{len(jobs) - 1}%{parallel}"} if parallel else {}
     lines = [

@@ -18,7 +18,7 @@ def holder(guard: Path) -> str:
     name = guard.read_text(encoding="utf-8")
     try:
         with locked(guard, wait=False):
-            guard.write_text(name, encoding="utf-8")  # taking the lock wrote this process's name
+            guard.write_text(name, encoding="utf-8")  # `locked` has written this process's name
             return ""
     except ValueError:
         return name or "another process"
@@ -43,7 +43,7 @@ def lines(words: Sequence[str]) -> Iterator[str]:
         words: RUNS=FOLDER, or nothing.
 
     Raises:
-        ValueError: there is another word, or the folder does not exist.
+        ValueError: a word is not RUNS=FOLDER, or the folder does not exist.
     """
     settings = dict(word.partition("=")[::2] for word in words)
     if settings.keys() - {"RUNS"}:

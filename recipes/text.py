@@ -41,7 +41,7 @@ def binarise(folder: Path, *options: object) -> None:
 
 
 def compare(folder: Path, languages: Iterable[str], pairs: Mapping[str, str], blobs: Mapping[str, str]) -> None:
-    """Compare a text with the published one: refuse another number of pairs, and log whether the files are the same.
+    """Compare a text with the published one. Refuse a different number of pairs; log whether the files are the same.
 
     Args:
         pairs: the published number of pairs, by the prefix of the files.
@@ -183,11 +183,10 @@ class Text:
     # -- words and BPE tokens ----------------------------------------------------------------------------------------
 
     def _word_steps(self) -> Iterator[Step]:
-        """Tokenising and splitting. These long steps begin only once all raw texts exist."""
+        """Tokenising and splitting."""
         s, splits = self.settings, self.recipe.file.splits
         trains = splits["train"].texts if splits else ["train"]
         names = list(dict.fromkeys(name for split in splits.values() for name in split.texts)) or list(SPLITS)
-        whole = self.both(self.raw, *names, "test")
         for name in names:
             text = self.recipe.file.texts.get(name)
             clean, kind = s.CLEAN if name in trains else (), text.tokenise if text else []
@@ -197,7 +196,7 @@ class Text:
             )  # fmt: skip
             yield Step(
                 f"tokens {name}", self.folder, self.both(self.folder / "tok", name), program,
-                (*self.both(self.raw, name), self.json), {"options": [*clean, *kind]}, pairs.VERSION, after=whole,
+                (*self.both(self.raw, name), self.json), {"options": [*clean, *kind]}, pairs.VERSION,
             )  # fmt: skip
         for name, gathered in splits.items():
             parts = [self.folder / "tok" / part for part in gathered.texts]

@@ -45,7 +45,7 @@ class Pipeline:
     generated: Path
     """the output to score"""
     test: tuple[Any, ...] = ()
-    """of a translation: prefix of the raw test set, and its pair of languages"""
+    """for a translation: prefix of the raw test set, and its pair of languages"""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.settings, self.folder = recipe, recipe.settings, recipe.run
@@ -86,7 +86,7 @@ class Pipeline:
         return self.chain().table(self.goals[goal])
 
     def jobs(self, goal: str) -> list[Job]:
-        """The jobs of a cluster that make a goal, in order: text, training, the rest. Each runs a target of the recipe.
+        """The cluster jobs that make a goal, in order: text, training, the rest. Each runs a target of the recipe.
 
         Complete parts have no job.
         """
@@ -109,7 +109,7 @@ class Pipeline:
         chain, recipe = self.chain(), self.recipe
         if self.settings.TOKENS and goal != "prepare" and chain.plan([self.trained]):
             print(f"An update of {self.machine.tokens} tokens: {self.machine} (nodes x devices x batches).", flush=True)
-        warnings.simplefilter("ignore")  # fairseq and its libraries warn of one another, which a user cannot fix
+        warnings.simplefilter("ignore")  # fairseq and its libraries warn about each other; users cannot fix that
         if self.machine.node and in_cluster_job():
             await_files(self.goals["prepare"])  # an earlier job made the text
         else:
@@ -135,7 +135,7 @@ class Pipeline:
         return chain
 
     def text_settings(self) -> records.Settings:
-        """The settings and source files of the text. Published checksums stand for the files if there are any."""
+        """The settings and source files of the text. Multi30k's published checksums stand for its files."""
         files = {} if isinstance(self.settings, Multi30k) else Chain(self.text.steps()).files()
         return {**self.text.record(), **files}
 
@@ -204,8 +204,10 @@ class Pipeline:
         return [*self.batch, "--update-freq", str(self.machine.update_freq)]
 
     def resume_settings(self) -> dict[str, Any]:
-        """The settings that a run's checkpoints depend on. The length of the training is not one of them. If TOKENS
-        fixes the tokens of an update, neither are batches and machines."""
+        """The settings that a run's checkpoints depend on. The length of the training is not one of them.
+
+        Batches and machines are not among them either if TOKENS fixes the tokens of an update.
+        """
         s = self.settings
         batches = self._batches() if s.TOKENS is None else ["--tokens-per-update", str(s.TOKENS)]
         words = [*self.model_options(), *self.optimisation(), *batches, *machines.device(s), *s.TRAIN_ARGS]
@@ -221,7 +223,10 @@ class Pipeline:
         ]
 
     def command(self) -> list[str]:
-        """The whole command. Only checkpoints of updates are validated, hence the huge intervals in epochs."""
+        """The whole command.
+
+        Without EPOCHS, only checkpoints of updates are validated: huge intervals switch off the ends of epochs.
+        """
         s, every = self.settings, str(self.settings.SAVE_EVERY)
         if s.EPOCHS:
             length = f"--max-epoch {self.length} --save-interval-updates {every} --keep-interval-updates 1"

@@ -65,7 +65,7 @@ def text(lines: list[str]) -> bytes:
 
 def side(pairs: list[Pair], language: str) -> list[str]:
     if language == "fr":
-        # For an odd pair, make the French from the German, which is as odd.
+        # For an odd pair, make the French from the German, so that the French has the same oddity.
         return [french(pair[0] if pair in ODDITIES else pair[1]) for pair in pairs]
     return [pair[language == "en"] for pair in pairs]
 
@@ -121,7 +121,7 @@ def contents(pairs: int = 600) -> dict[str, Members]:
     """The members of all archives. No sentence is in two sets of one task.
 
     Args:
-        pairs: training pairs, without the oddities, of IWSLT and of each WMT pair; 50 or more.
+        pairs: number of training pairs of IWSLT and of each WMT pair, 50 or more. Oddities are not counted.
     """
     sets = len(IWSLT_SETS) + 3
     drawn = corpus(pairs + sets * HELD_OUT, 1)

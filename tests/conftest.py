@@ -7,6 +7,7 @@ import io
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -122,24 +123,8 @@ def process(target: Callable[..., None], *arguments: object) -> multiprocessing.
     return context.Process(target=target, args=arguments)
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Callable[..., multiprocessing.process.BaseProcess]:
-    """start(module, *arguments, log=path) -> a running process; killed at the end of the test."""
-    running = []
-
-    def begin(module: str, *arguments: object, log: Path) -> multiprocessing.process.BaseProcess:
-        running.append(process(_child, module, [str(a) for a in arguments], log))
-        running[-1].start()
-        return running[-1]
-
-    yield begin
-    for started in running:
-        started.kill()
-        started.join()
-
-
 def run_process(target: Callable[..., None], *arguments: object, log: Path, timeout: float = 600) -> Run:
-    """Run target(*arguments, log) in a process of its own, and wait until it ends."""
+    """Run target(*arguments, log) in its own process, and wait until it ends."""
     running = process(target, *arguments, log)
     running.start()
     running.join(timeout)
@@ -153,6 +138,14 @@ def run_process(target: Callable[..., None], *arguments: object, log: Path, time
 def run_module(module: str, *arguments: object, log: Path, timeout: float = 600) -> Run:
     """Run a module as `python -m` does, and wait until it ends."""
     return run_process(_child, module, [str(a) for a in arguments], log=log, timeout=timeout)
+
+
+def python(code: str, *arguments: object, status: int = 0) -> subprocess.CompletedProcess:
+    """Run code in a new Python process, in the repository's root, and check its exit status."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert process.returncode == status, process.stderr
+    return process
 
 
 def names(folder: Path) -> set[str]:
@@ -187,12 +180,21 @@ def make_environment(**more: str) -> dict[str, str]:
 
 
 def one_line_error(capsys: pytest.CaptureFixture, *arguments: object, status: int = 2) -> str:
-    """The one line of a command of ours that must fail and print nothing else."""
+    """Run a command of fairseq-admin that must fail. Returns the one line that it prints."""
     capsys.readouterr()
     assert cli.main([str(argument) for argument in arguments]) == status
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("fairseq-admin: ") and err.count("\n") == 1, err
     return err
+
+
+def preprocess(folder: Path, *options: object) -> Path:
+    """Binarise the texts train, valid and test of a folder. Returns its folder `bin`."""
+    arguments = [*options, *(f"--{split}pref={folder / split}" for split in ("train", "valid", "test"))]
+    arguments += ["--destdir", folder / "bin"]
+    result = run_module("fairseq_cli.preprocess", *arguments, log=folder / "preprocess.log")
+    assert result.status == 0, result.output
+    return folder / "bin"
 
 
 @pytest.fixture(scope="session")
@@ -208,11 +210,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
             print(*[f"w{(7 * w + 3) % 40}" for w in reversed(words)], file=target)
         (folder / f"{split}.a").write_text(source.getvalue())
         (folder / f"{split}.b").write_text(target.getvalue())
-    prefixes = [f"--{split}pref={folder / split}" for split in ("train", "valid", "test")]
-    arguments = ["-s", "a", "-t", "b", *prefixes, "--destdir", folder / "bin", "--joined-dictionary"]
-    result = run_module("fairseq_cli.preprocess", *arguments, log=folder / "preprocess.log")
-    assert result.status == 0, result.output
-    return folder / "bin"
+    return preprocess(folder, "-s", "a", "-t", "b", "--joined-dictionary")
 
 
 TRAIN = (
@@ -238,6 +236,24 @@ def resume(data: Path, saved: Path, folder: Path, *arguments: object, **more: An
     folder.mkdir()
     shutil.copy(saved, folder / "checkpoint_last.pt")
     return train(data, folder, *arguments, **more)
+
+
+SEARCH = "--cpu --beam 2 --max-len-b 20 --required-batch-size-multiple 1 --num-workers 0".split()
+"""Options of fairseq's search. fairseq's main branch skips the last sentences if they do not fill a batch of 8, and a
+data-loading worker would outlive a process that exits without cleanup."""
+
+
+def hypotheses(output: str) -> dict[int, tuple[str, float]]:
+    """Parse the output of fairseq-generate or fairseq-interactive: number -> (hypothesis, score)."""
+    parsed = {int(m[1]): (m[3], float(m[2])) for m in re.finditer(r"^H-(\d+)\t(\S+)\t(.*)$", output, re.MULTILINE)}
+    assert parsed, output[-4000:]
+    return dict(sorted(parsed.items()))
+
+
+def generate(data: Path, path: object, *arguments: object, log: Path) -> dict[int, tuple[str, float]]:
+    """The hypotheses of fairseq-generate, with our plugin, for the test set."""
+    options = ["--user-dir", "fairseq_admin", "--path", path, "--gen-subset", "test", *SEARCH, *arguments]
+    return hypotheses(run_module("fairseq_cli.generate", data, *options, log=log).output)
 
 
 HYDRA = """# @package _group_
@@ -278,6 +294,12 @@ def hydra_train(
     at = ("--config-dir", folder, "--config-name", "run")
     choices += [override] if override else []
     return run_module("fairseq_cli.hydra_train", *at, *choices, log=folder / "log")
+
+
+def needs(engine: str) -> Any:
+    """The package of an engine of `export`. Without it, the test is skipped."""
+    package = {"huggingface": "transformers"}.get(engine, engine)
+    return pytest.importorskip(package, reason=f"{package} is not installed")
 
 
 @pytest.fixture(scope="session")

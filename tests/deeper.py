@@ -21,7 +21,10 @@ HEAD = "h"
 
 
 def binarised(folder: Path) -> Path:
-    """Binarised sentences of 2 to 12 of 40 words. The label says whether the first word is one of the first 20."""
+    """Binarised sentences of 2 to 12 words, from a vocabulary of 40 words.
+
+    The label says whether the first word of a sentence is one of the first 20 words of the vocabulary.
+    """
     generator = random.Random(1)
     for split, size in (("train", 120), ("valid", 20)):
         lines = [[generator.randrange(40) for _ in range(generator.randint(2, 12))] for _ in range(size)]
@@ -55,7 +58,10 @@ def build(task: Any, arch: str = "deeper_admin", seed: int = 1, **changed: Any) 
 
 
 def pretrained(task: Any, **changed: Any) -> dict[str, torch.Tensor]:
-    """Weights of a stock RoBERTa without a head, with random noise: outputs of fresh norms all have the same length."""
+    """Weights of a stock RoBERTa without a head, with random noise.
+
+    Without noise, all outputs of the fresh norms would have the same Euclidean length.
+    """
     state = build(SimpleNamespace(source_dictionary=task.source_dictionary, max_positions=lambda: 64), "roberta", 7)
     with torch.no_grad():
         for p in state.parameters():

@@ -16,13 +16,7 @@ from torch import Tensor, nn
 from fairseq_admin.method.norms import shortcut_norms
 from fairseq_admin.method.schemes import stacks_of
 
-SIZES = {
-    **{f"{side}_embed_dim": 32 for side in ("encoder", "decoder")},
-    **{f"{side}_ffn_embed_dim": 64 for side in ("encoder", "decoder")},
-    **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
-    "encoder_layers": 3,
-    "decoder_layers": 2,
-}
+SIZES = reference.sizes(3, 2, 32, 64)
 """Sizes of the translation models. The two depths differ, so a formula that mixes them up fails."""
 STILL = {"dropout": 0.0, "attention_dropout": 0.0}
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from conftest import run_module
+from conftest import preprocess
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from reference import PAD, dictionary
@@ -66,8 +66,4 @@ def binarised(folder: Path) -> Path:
             start = generator.randrange(40)
             lines.append(" ".join(f"w{(start + 3 * i) % 40}" for i in range(generator.randint(3, 14))))
         (folder / split).write_text("\n".join(lines) + "\n")
-    prefixes = [f"--{split}pref={folder / split}" for split in ("train", "valid", "test")]
-    arguments = ["--only-source", *prefixes, "--destdir", folder / "bin"]
-    result = run_module("fairseq_cli.preprocess", *arguments, log=folder / "preprocess.log")
-    assert result.status == 0, result.output
-    return folder / "bin"
+    return preprocess(folder, "--only-source")

@@ -62,6 +62,13 @@ def build(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> tupl
     return model.to(dtype).train(), {**batch, **floats}
 
 
+QUIET = {
+    "encoder": {"dropout": 0.0},
+    "bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    "bart": {"dropout": 0.0},
+}
+"""Options of `build` for a model without dropout."""
+
 NAMES = ["encoder", "transformer", "bert", "bart", "marian"]
 
 
@@ -92,7 +99,7 @@ def trained(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> tu
 class WrittenOut(nn.Module):
     """A BERT whose output modules have their own forward, which computes LN(x ⊙ ω + f(x)).
 
-    ω are its own parameters, in the order of the sub-layers.
+    Each ω is a parameter of this module; `omegas` has the order of the sub-layers.
     """
 
     def __init__(self, model: Any, omegas: list[Tensor]) -> None:

@@ -53,12 +53,14 @@ def build(
     return ARCH_MODEL_REGISTRY[arch].build_model(args, task).train()
 
 
-TINY = {
-    **{f"{side}_layers": 2 for side in ("encoder", "decoder")},
-    **{f"{side}_embed_dim": 64 for side in ("encoder", "decoder")},
-    **{f"{side}_ffn_embed_dim": 128 for side in ("encoder", "decoder")},
-    **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
-}
+def sizes(encoder_layers: int, decoder_layers: int, width: int, ffn: int, heads: int = 4) -> dict[str, int]:
+    """Options of a translation model. Both stacks have the same width."""
+    each = {"embed_dim": width, "ffn_embed_dim": ffn, "attention_heads": heads}
+    both = {f"{side}_{option}": size for side in ("encoder", "decoder") for option, size in each.items()}
+    return {"encoder_layers": encoder_layers, "decoder_layers": decoder_layers, **both}
+
+
+TINY = sizes(2, 2, 64, 128)
 """The sizes of transformer_admin_tiny, for the stock `transformer`."""
 
 INPUTS = ("src_tokens", "src_lengths", "prev_output_tokens")
@@ -223,7 +225,7 @@ def ended(x: Tensor, stack: Any, sublayer: Any) -> Tensor:
 
 
 def fixup_attention(attention: Any, query: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-    """Multi-head attention from its four matrices alone, with Fixup's bias before the last. Shapes (T, B, C).
+    """Multi-head attention from its four matrices alone, with Fixup's bias before the last matrix. Shapes (T, B, C).
 
     fairseq computes encoder-attention's softmax in single precision. So do we: without norms, that rounding grows
     through the layers.

@@ -32,7 +32,7 @@ def test_names_of_binarised_data(names: list[str], pair: tuple[str, str], tmp_pa
 
 
 def test_a_text_is_in_two_folders_and_either_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text's folder and its `bin` are one text. The data may be in either, or in the given folder."""
+    """A text's folder and its `bin` belong to one text. The data may be in either of them, or in the given folder."""
     text, bin_ = tmp_path / "text", tmp_path / "text" / "bin"
     bin_.mkdir(parents=True)
     assert folders(text) == [text, bin_]
@@ -78,10 +78,8 @@ def test_a_dictionary_must_be_the_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pieces", [False, True])
-@pytest.mark.parametrize("engine", ["fairseq", "ctranslate2"])
-def test_without_text_json_and_codes(pieces: bool, engine: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Without text.json and codes, export needs the dictionaries, and translating tokens needs the merges, if any."""
-    pytest.importorskip(engine, reason=f"{engine} is not installed")
+def test_without_text_json_and_codes(pieces: bool, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Without text.json and codes, translating tokens needs the merges, if the dictionary has pieces of words."""
     some = dictionary(50)
     for number in range(10):
         some.add_symbol(f"p{number}{'@@' * pieces}")
@@ -98,13 +96,8 @@ def test_without_text_json_and_codes(pieces: bool, engine: str, tmp_path: Path, 
         status = cli.main([str(argument) for argument in arguments])
         return status, "".join(capsys.readouterr())
 
-    command: list[object] = ["translate", model, "--data", data]
-    if engine != "fairseq":
-        status, output = run("export", model, "--data", data, "--to", engine, "-o", tmp_path / "out")
-        assert status == 0, output
-        command = ["translate", tmp_path / "out"]
     (tmp_path / "text").write_text(f"w1 w2 p3{'@@' * pieces} w4\n")
-    command += [tmp_path / "text", "--device", "cpu"]
+    command = ["translate", model, tmp_path / "text", "--data", data, "--device", "cpu"]
     status, output = run(*command)
     assert status == 2 and "there is no text.json in " in output and "or tokens with --tokenised.\n" in output
     status, units = run(*command, "--units")

@@ -60,11 +60,7 @@ def test_the_newest_of_a_folder(tmp_path, place, present, options, expected):
 @pytest.mark.parametrize(
     ("inputs", "options", "message"),
     [
-        (
-            ["."],
-            {},
-            "holds 3 checkpoints numbered by epochs and the last 5 were asked for. Lower --last, or train with",
-        ),
+        (["."], {}, "holds 3 checkpoints numbered by epochs and the last 5 were asked for. Lower --last"),
         (["."], {"by": "updates"}, r"no numbered checkpoint; expected names like checkpoint_3_900.pt \(updates\)"),
         (["two"], {}, r"no numbered checkpoint; .* checkpoint7.pt \(epochs\) or checkpoint_3_900.pt \(updates\)"),
         *(
@@ -118,7 +114,7 @@ def test_the_rest_is_of_the_one_with_most_updates(tmp_path):
 
 
 def test_entries_of_fairseq_0122_come_from_the_newest(tmp_path):
-    """_float_tensor, also an adaptive softmax's, is uninitialised memory, which may be NaN. Nothing reads it."""
+    """_float_tensor is uninitialised memory, which may be NaN. An adaptive softmax has one, too. Nothing reads it."""
     names, copy = ("embed_positions", "adaptive_softmax.head"), "encoder.layers.1.in_proj_weight"
     unread = {f"decoder.{name}._float_tensor": torch.tensor([float("nan")]) for name in names}
     models = [{**vectors(w=n), **unread, copy: torch.full((2,), float(n))} for n in range(3)]

@@ -5,14 +5,20 @@ from __future__ import annotations
 import csv
 import gc
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT, make_environment
+from reference import batch, build
+from torch.utils.flop_counter import FlopCounterMode
 
 from fairseq_admin.fast.plain import Fast
-from recipes.bench import speed
+from recipes.bench import attached, speed, step, trial
 from recipes.bench.counting import counts
+from recipes.bench.gpu import training_flops, utilisation
 
 
 def kept(file: Path) -> list[dict[str, str]]:
@@ -28,7 +34,7 @@ def kept(file: Path) -> list[dict[str, str]]:
 def test_reports_what_fast_layers_save(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Is there one row per method, with lower counts for fast Admin than for plain, and is the device restored?
 
-    The counts are saved bytes on a CPU, and operations for a GPU's host time.
+    On a CPU, fast Admin keeps fewer bytes. With --host, which times the host of a GPU, it has fewer operations.
     """
     for options, saved in ((["--sizes", "3-2:16:64"], "kept_mib"), (["--host", "--sizes", "2-1:16:64"], "operations")):
         speed.main([*options, "--pairs", "1", "--csv", f"{tmp_path}/speed.csv"])
@@ -38,6 +44,12 @@ def test_reports_what_fast_layers_save(tmp_path: Path, capsys: pytest.CaptureFix
         assert rows["stock"]["step"] == "1.0" and all(float(row["step_ms"]) > 0 for row in rows.values())
         assert all(0 < float(rows["fast"][name]) < float(rows["plain"][name]) for name in ("waits", saved))
     assert torch.ones(1).is_cpu and not Fast.gpu_code
+
+
+def test_reports_the_cost_of_an_attached_bert(tmp_path: Path) -> None:
+    attached.main(["--layers", "2", "--width", "64", "--pairs", "1", "--csv", f"{tmp_path}/attached.csv"])
+    (row,) = kept(tmp_path / "attached.csv")
+    assert row["width"] == "64" and float(row["step_low"]) <= float(row["step"]) <= float(row["step_high"])
 
 
 def test_counting_leaves_nothing_behind() -> None:
@@ -52,3 +64,81 @@ def test_counting_leaves_nothing_behind() -> None:
     found = counts(model, lambda: model(torch.ones(3, 4)).sum())
     assert found["kept_mib"] * 2**20 == 4 * (3 * 4 + 3 * 8)  # the input, and tanh's output
     assert tensors() == before
+
+
+def test_flops_are_those_of_the_products() -> None:
+    """Is the count that of torch for a forward and a backward?"""
+    sizes = {"encoder_layers": 3, "decoder_layers": 2, "dropout": 0.0, "attention_dropout": 0.0}
+    for side in ("encoder", "decoder"):
+        sizes |= {f"{side}_embed_dim": 32, f"{side}_ffn_embed_dim": 48, f"{side}_attention_heads": 4}
+    model = build("transformer_admin", admin_fast="on", admin_init="log", **sizes)
+    src, lengths, prev = batch(4, 19, 17)
+    with FlopCounterMode(display=False) as counter:
+        model(src, lengths, prev)[0].sum().backward()
+    expected = training_flops(4, 19, 17, layers=(3, 2), width=32, ffn=48, words=104)
+    assert counter.get_total_flops() == expected
+    assert utilisation(989e12, 2, "NVIDIA H100 80GB HBM3") == 0.5 and utilisation(1, 1, "CPU") is None
+
+
+def test_the_trial_begins_with_what_shows_most() -> None:
+    names = trial.names_for(("fp16", "bf16"))
+    assert names[:4] == ["ceilings", "graph-fp16", "fast-fp16", "stock-adamw-fp16"]
+    assert all(name.rpartition("-")[0] in ("", "bert", *step.METHODS) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("DEVICE=cuda", "This machine has no GPU that torch can use; DEVICE=cpu tries the trial itself.\n"),
+        ("DEVICE=tpu", "gpu-trial takes RUNS=FOLDER and DEVICE=cuda or cpu; found RUNS="),
+        ("MINUTES=9", "gpu-trial takes RUNS=FOLDER and DEVICE=cuda or cpu; found RUNS="),
+    ],
+)
+def test_a_trial_refuses_in_one_line(word: str, line: str, tmp_path: Path) -> None:
+    """Are mistakes refused in one line before any work, as make passes them on?"""
+    name, _, value = word.partition("=")
+    more = make_environment(MAKEFLAGS=f" -- {word} RUNS={tmp_path}/runs", **{name: value, "RUNS": f"{tmp_path}/runs"})
+    command = [sys.executable, "-m", "recipes.bench.trial"]
+    done = subprocess.run(command, cwd=ROOT, env=more, capture_output=True, text=True)
+    assert done.returncode == 2 and not (tmp_path / "runs").exists()
+    assert done.stderr.startswith(line) and done.stderr.count("\n") == 1
+
+
+ROWS = {
+    "ceilings": ["copy", "product", "product"],
+    **{f"{method}-fp32": [method] for method in ("fast", "stock", "plain", "stock-adamw", "graph")},
+    **{f"bert-{method}": [f"bert {method}"] for method in ("stock", "attached", "compiled")},
+}
+"""The rows of each measurement on a CPU."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly if "compiled" in name else pytest.mark.slow) for name in ROWS]
+)
+def test_every_measurement_writes_its_rows(name: str, tmp_path: Path) -> None:
+    """Does every measurement succeed, write rows with min ≤ time ≤ max, and update the weights?"""
+    assert set(ROWS) == set(trial.names_for(trial.PRECISIONS["cpu"]))
+    trial.measure(tmp_path, [name])
+    log = (tmp_path / f"{name}.log").read_text()
+    assert log.endswith(f"\n{trial.DONE}\n"), log[-3000:]
+    rows = kept(tmp_path / "rows.csv")
+    assert [row["what"] for row in rows] == ROWS[name]
+    assert all(0 < float(row["low"]) <= float(row["ms"]) <= float(row["high"]) for row in rows)
+    if "updates" in rows[0]:
+        assert rows[0]["updates"] == "9" and float(rows[0]["tflops"]) > 0 and rows[0]["mfu"] == ""
+
+
+def test_a_trial_repeats_only_what_did_not_succeed_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Are failed measurements made again, and succeeded ones too, on another card? Are rows of a failed one kept?"""
+    monkeypatch.setattr(trial, "machine", lambda: {"device": "this card"})
+    script = "#!/bin/sh\necho $3 >> {0}/calls\necho 'row: {{\"what\": \"'$3'\"}}'\ntest $3 = good\n"
+    (tmp_path / "python").write_text(script.format(tmp_path))
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", f"{tmp_path}/python")
+    for _ in range(2):
+        trial.measure(tmp_path, ["good", "bad"])
+    assert (tmp_path / "calls").read_text().split() == ["good", "bad", "bad"]
+    assert (tmp_path / "rows.csv").read_text() == "what,device\ngood,this card\nbad,this card\n"
+    monkeypatch.setattr(trial, "machine", lambda: {"device": "another card"})
+    trial.measure(tmp_path, ["good"])
+    assert (tmp_path / "rows.csv").read_text() == "what,device\ngood,another card\n"

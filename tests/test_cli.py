@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import logging
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import reference
 import torch
-from conftest import ROOT
+from conftest import python
 
 from fairseq_admin import cli
 from fairseq_admin.checkpoints import averaging, files
@@ -26,7 +24,7 @@ MOVED = "decoder.layers.1.encoder_attn_layer_norm.omega_delta"
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Working directory with checkpoints, among them a run of four epochs in which half of one ω grows by 0.5 each."""
+    """Working directory with checkpoints. Four are from one run, whose epochs each raise half of one ω by 0.5."""
     monkeypatch.chdir(tmp_path)
     model = reference.build("transformer_admin_tiny")
     torch.save({"model": model.state_dict()}, "not_profiled.pt")
@@ -107,7 +105,7 @@ FROM_FOLDER = "choose from a run folder, and checkpoint1.pt is not one"
 def test_a_mistake_is_one_line(
     line: str, message: str, run: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Is a mistake one line on stderr, with status 2, before any work?"""
+    """Is a mistake reported in one line on stderr, with status 2, before any work?"""
     monkeypatch.setattr(averaging, "average", lambda paths: pytest.fail("was averaged first"))
     contents = {path: path.read_bytes() for path in run.glob("*.pt")}
     try:
@@ -128,8 +126,7 @@ def test_files_are_anywhere(line: str) -> None:
 def test_help_answers_at_once() -> None:
     """Does --help import nothing that takes seconds, and state the real default of --last?"""
     code = "import sys; from fairseq_admin import cli; cli.parsers(); print({'torch', 'fairseq'} & {*sys.modules})"
-    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert process.stdout == "set()\n"
+    assert python(code).stdout == "set()\n"
     help_text = " ".join(cli.parsers()[1]["average"].format_help().split())
     assert f"default: {averaging.LAST})" in help_text
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from argparse import Namespace
 from collections.abc import Callable
@@ -10,8 +9,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-import torch
-from conftest import TRAIN, Run, hydra_train, train
+from conftest import TRAIN, Run, generate, hydra_train, train
 from fairseq.models.transformer import TransformerModel
 
 from fairseq_admin import cli
@@ -20,11 +18,6 @@ from fairseq_admin.checkpoints import files
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
 
 SENTENCE = "w1 w2 w3 w4"
-USER_DIR = ["--user-dir", "fairseq_admin"]
-# Without this, fairseq's main branch skips the last sentences if they do not fill a batch of 8.
-ALL_SENTENCES = ["--required-batch-size-multiple", 1]
-# A data-loading worker would outlive the test's process, which exits without cleanup.
-NO_WORKERS = ["--num-workers", 0]
 
 
 @pytest.fixture(scope="module")
@@ -36,30 +29,14 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def generate(corpus: Path, run: Callable[..., Run]) -> Callable[..., list[str]]:
-    """generate(path, *arguments) -> "score<tab>hypothesis" for each test sentence, in file order."""
-
-    def go(path: object, *arguments: object) -> list[str]:
-        options = ["--gen-subset", "test", "--path", path, "--cpu", "--beam", 2, "--max-len-b", 20]
-        options += [*ALL_SENTENCES, *NO_WORKERS]
-        generated = run("fairseq_cli.generate", corpus, *USER_DIR, *options, *arguments)
-        assert generated.status == 0, generated.output[-4000:]
-        lines = [line[2:].split("\t", 1) for line in generated.output.splitlines() if line.startswith("H-")]
-        hypotheses = {int(number): hypothesis for number, hypothesis in lines}
-        assert sorted(hypotheses) == list(range(20)), generated.output[-4000:]
-        return [hypotheses[number] for number in range(20)]
-
-    return go
-
-
-def test_generate(trained: Path, tmp_path: Path, generate: Callable) -> None:
+def test_generate(corpus: Path, trained: Path, tmp_path: Path) -> None:
     """Does fairseq-generate read a checkpoint, an ensemble, our average, and a decoder pruned to one layer?"""
     one, two, average = trained / "checkpoint1.pt", trained / "checkpoint2.pt", tmp_path / "average.pt"
     assert cli.main(["average", str(trained), "--last", "2", "-o", str(average)]) == 0
-    outputs = [generate(path) for path in (two, f"{one}{os.pathsep}{two}", average)]
-    outputs.append(generate(two, "--model-overrides", "{'decoder_layers_to_keep': '1'}"))
-    assert len({tuple(output) for output in outputs}) == 4 and len(set(outputs[0])) == 20
+    pruned = ["--model-overrides", "{'decoder_layers_to_keep': '1'}"]
+    models = [[two], [f"{one}{os.pathsep}{two}"], [average], [two, *pruned]]
+    outputs = [tuple(generate(corpus, *model, log=tmp_path / "log").values()) for model in models]
+    assert len(set(outputs)) == 4 and len(set(outputs[0])) == 20
 
 
 def test_validate(corpus: Path, trained: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
@@ -68,26 +45,21 @@ def test_validate(corpus: Path, trained: Path, tmp_path: Path, run: Callable[...
     state["extra_state"].update({"val_loss": numpy.float64(7.0), "old": Namespace(arch="transformer_admin")})
     Checkpoint(state).write(tmp_path / "changed.pt")
     options = ["--valid-subset", "valid", "--path", tmp_path / "changed.pt", "--max-tokens", 300, "--cpu"]
-    options += ["--task", "translation", *NO_WORKERS]
-    validated = run("fairseq_cli.validate", corpus, *USER_DIR, *options)
+    options += ["--task", "translation", "--num-workers", 0, "--user-dir", "fairseq_admin"]
+    validated = run("fairseq_cli.validate", corpus, *options)
     assert validated.status == 0, validated.output[-4000:]
     printed = (trained / "log0").read_text().rsplit("valid on 'valid' subset | loss ")[-1].split()[0]
     assert f"loss {printed} " in validated.output, validated.output[-500:]
 
 
-def test_hub(corpus: Path, trained: Path) -> None:
-    """Does it give the model's translation, which the test decodes word by word?"""
+def test_hub(corpus: Path, trained: Path, tmp_path: Path) -> None:
+    """Does it give the translations of fairseq-generate?"""
     hub = TransformerAdminModel.from_pretrained(str(trained), "checkpoint_last.pt", str(corpus))
     (model,) = hub.models
     assert isinstance(model, TransformerAdminModel) and model.profiled
-    source, words = hub.encode(SENTENCE).unsqueeze(0), [hub.tgt_dict.eos()]
-    with torch.no_grad():
-        while len(words) == 1 or (words[-1] != hub.tgt_dict.eos() and len(words) <= 20):
-            scores = model(source, torch.tensor([source.size(1)]), torch.tensor([words]))[0][0, -1]
-            scores[[hub.tgt_dict.pad(), *([hub.tgt_dict.eos()] if len(words) == 1 else [])]] = -math.inf
-            words.append(int(scores.argmax()))
-    greedy = hub.decode(torch.tensor(words[1:]))
-    assert len(greedy.split()) > 1 and hub.translate(SENTENCE, beam=1, max_len_b=20) == greedy
+    sentences = (corpus.parent / "test.a").read_text().splitlines()
+    expected = generate(corpus, trained / "checkpoint_last.pt", log=tmp_path / "log").values()
+    assert [hub.translate(sentence, beam=2, max_len_b=20) for sentence in sentences] == [text for text, _ in expected]
 
 
 def test_a_folded_file_names_both_languages(

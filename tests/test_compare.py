@@ -13,8 +13,8 @@ from recipes.compare.intervals import contrast, with_interval
 from recipes.compare.outcome import loss, mean_of_last, still_falling, verdict
 from recipes.compare.ranking import rankings, table
 from recipes.compare.rows import read_results, write_runs
-from recipes.figures import drawing, omega_rules, protocol
-from recipes.figures.drawing import draw_accuracies, draw_curves, draw_rates
+from recipes.figures import drawing, protocol
+from recipes.figures.drawing import draw_accuracies, draw_losses, draw_rates
 from recipes.grid.front import of
 from recipes.grid.runs import last_change, unigram_entropy
 from recipes.grid.texts import reversed_pairs
@@ -112,7 +112,7 @@ def test_rows_are_kept_as_they_are(tmp_path):
     for name, given in (("a", files), ("b", [tmp_path / "a/runs.csv"])):
         drawing.write(tmp_path / name, read_results(given))
         outcomes.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
-    assert outcomes[0] == outcomes[1] and len(outcomes[0]) == 5
+    assert outcomes[0] == outcomes[1] and len(outcomes[0]) == 4
     assert read_results([tmp_path / "a/runs.csv"]) == rows
     text = (tmp_path / "a/table.md").read_text()
     assert "| Pre-LN   | 6        | 1e-4        | 0 of 1 " in text
@@ -143,7 +143,10 @@ def test_intervals_are_students_welchs_and_satterthwaites():
 
 
 def test_the_outcome_is_the_mean_of_the_last_validations():
-    """The outcome is the mean of the last validations. A run is still falling if it is 2 % below the four before."""
+    """The outcome is the mean of the last validations.
+
+    A run is still falling if its outcome is 2 % below the mean of the four validations before.
+    """
     flat = dict(zip(range(100, 900, 100), [3.0] * 4 + [2.0, 1.0, 2.0, 3.0]))
     assert mean_of_last(flat) == 2.0 and mean_of_last({5: 3.0, 9: 1.0}) == 2.0 and math.isnan(mean_of_last({}))
     assert still_falling(flat) and not still_falling({update: 3.0 for update in range(7)})
@@ -158,7 +161,7 @@ def test_the_outcome_is_the_mean_of_the_last_validations():
     [
         # The rate at which most seeds learned wins, then the lowest mean.
         ({"3e-3": [1.0, 1.0, 5.0], "3e-4": [3.0, 3.1, 3.2], "1e-3": [2.9, 3.0, 3.1]}, "1e-3", ["3e-4", "1e-3"]),
-        # Only seeds that both rates were tried with count.
+        # Only the seeds that were tried with both rates count.
         ({"1e-3": [2.0, 1.0, 1.0], "3e-3": [1.9]}, "3e-3", ["1e-3", "3e-3"]),
         ({"1e-3": [2.0, 9.0, 9.0], "3e-3": [2.1]}, "1e-3", ["3e-3"]),
     ],
@@ -191,7 +194,10 @@ def test_a_difference_has_to_show_at_every_rate_that_is_as_good():
 
 
 def protocol_rows(*shifts, scale=1):
-    """Rows of six fresh seeds of Admin and Pre-LN at 18 and 6 layers, with Pre-LN higher by the shifts, and two others.
+    """Rows of Admin and Pre-LN at 18 and 6 layers, with six fresh seeds each.
+
+    Pre-LN's losses are higher by a shift for each depth. Two more rows have other seeds and a different rate; the two
+    must not count.
 
     A difference's 90 % interval is ± 0.0148 times the scale; its 95 % interval is ± 0.0182 times the scale.
     """
@@ -225,22 +231,35 @@ def test_the_claims_of_the_protocol(shifts, scale, first, second, tmp_path, monk
 
 def test_nothing_is_said_before_all_runs_are_there():
     rows = protocol_rows(0.1, 0.0)[:-2]
-    lines = protocol.claims([*rows[:-1], rows[0]])  # one seed twice
+
+    def claims(rows):
+        return list(protocol.claims(protocol.groups_of(rows)))
+
+    lines = claims([*rows[:-1], rows[0]])  # one seed twice
     assert lines[-3].startswith("Pre-LN - Admin at 18L-18L: Admin ends ahead") and lines[-2].endswith(protocol.MISSING)
-    assert [line.endswith(protocol.MISSING) for line in protocol.claims(rows[1:])[-3:-1]] == [True, True]
+    assert [line.endswith(protocol.MISSING) for line in claims(rows[1:])[-3:-1]] == [True, True]
     rows[0] |= DIVERGED
-    assert "seed 4 diverged" in protocol.claims(rows)[0] and "2.7" not in protocol.claims(rows)[0].split(" bits")[0]
+    assert "seed 4 diverged" in claims(rows)[0] and "2.7" not in claims(rows)[0].split(" bits")[0]
 
 
 def test_power_is_that_of_the_page():
-    """Power matches docs/protocol.md for 0.05, 0.03, 0.02 bits and no difference, up to 0.003 for 40,000 draws."""
+    """Power for differences of 0.05, 0.03, 0.02 and 0 bits matches docs/protocol.md.
+
+    With 40,000 draws, its error is up to 0.003.
+    """
     for deviation, page in ((0.017, [0.99, 0.77, 0.44, 1.00]), (0.030, [0.72, 0.33, 0.17, 0.69])):
         found = [protocol.power((deviation, deviation), bits)[0] for bits in (0.05, 0.03, 0.02)]
         assert [*found, protocol.power((deviation, deviation), 0)[1]] == pytest.approx(page, abs=0.011)
 
 
 def omega_rows(end, early=0.0, again=0.0):
-    """Rows of the first protocol, and of `constant` with other losses at the end and early, and of the bridge."""
+    """Rows of the first protocol; rows of `constant` and of the bridge.
+
+    Args:
+        end: change of the last losses of `constant`.
+        early: change of the early losses of `constant` and the bridge.
+        again: change of the last losses of the bridge.
+    """
     old = protocol_rows(0.1)
     for row in old:
         late = dict.fromkeys((7250, 7500, 7750, 8000), row["bits"])
@@ -261,30 +280,31 @@ def omega_rows(end, early=0.0, again=0.0):
         ((-0.2,), ["it holds", ": ahead: -0.200 (-0.2", ": ahead: -0.300", ": no difference shown"]),
         ((0.2, -0.3), ["it holds", ": behind: +0.200", ": behind: +0.100", ": shown; updates 750 to 1,250: -0.300"]),
         ((0.2, 0.3), ["it holds", ": behind: +0.200", ": behind: +0.100", ": no difference shown; updates 750"]),
-        ((-0.2, 0.0, 0.021), ["up to 0.021 bits, it fails", omega_rules.MISSING]),
+        ((-0.2, 0.0, 0.021), ["up to 0.021 bits, it fails", protocol.MISSING]),
     ],
 )
 def test_the_claims_of_the_protocol_on_omega(rows, expected):
-    lines = omega_rules.claims(*map(omega_rules.groups_of, omega_rows(*rows)))
+    lines = protocol.claims_of_rules(*map(protocol.groups_of, omega_rows(*rows)))
     claims = [line for line in lines if "60L-12L" not in line]
     assert len(claims) == len(expected)
     assert all(text in line for text, line in zip(expected, claims)), claims
 
 
 def test_a_run_that_diverged_early_counts_with_the_largest_loss():
-    old, new = map(omega_rules.groups_of, omega_rows(-0.2))
+    old, new = map(protocol.groups_of, omega_rows(-0.2))
     new["18", "constant"]["4"] |= DIVERGED | {"valid": {250: 5.0}}
-    assert omega_rules.early_loss(new["18", "constant"]["4"]) == 9.0  # 1.5 times an entropy of 6
-    assert len(list(omega_rules.claims(old, new))) == 4
+    assert protocol.early_loss(new["18", "constant"]["4"]) == 9.0  # 1.5 times an entropy of 6
+    assert len(list(protocol.claims_of_rules(old, new))) == 4
 
 
 def test_nothing_is_said_of_omega_before_all_runs_are_there():
-    old, new = map(omega_rules.groups_of, omega_rows(-0.2))
+    old, new = map(protocol.groups_of, omega_rows(-0.2))
     del new["18", "constant"]["9"]
-    missing = [line.endswith(omega_rules.MISSING) for line in omega_rules.claims(old, new)]
+    missing = [line.endswith(protocol.MISSING) for line in protocol.claims_of_rules(old, new)]
     assert missing == [False, True, True]
-    (axes,) = omega_rules.draw({**new, **old}).axes
-    assert [text.get_text() for text in axes.get_legend().get_texts()][:3] == ["constant", "reference", "pre-ln"]
+    (axes,) = protocol.draw({**new, **old}, protocol.DEPTHS).axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels[:3] == ["Admin, constant", "Admin", "Pre-LN"]
 
 
 # -- figures ---------------------------------------------------------------------------------------------------------
@@ -298,20 +318,19 @@ def lines(axes, **look):
     return [dict(zip(*line.get_data())) for line in drawn]
 
 
-def test_curves_are_the_runs():
-    """Every run at the best rate has a thin line, every scheme its mean, and a diverged run a cross."""
+def test_losses_are_the_runs():
+    """Every run has a thin line, every group its mean, and a diverged run a cross."""
     losses = {"1": {10: 6.0, 20: 2.0}, "2": {10: 5.0, 20: 1.0}, "3": {10: 4.0, 20: 3.0}}
     three = [result(seed=seed, valid=valid) for seed, valid in losses.items()]
-    worse = result(lr="1e-3", bits=5.0, verdict="plateau", valid={10: 6.0, 20: 5.0})
-    bad = result(scheme="post-ln", layers="18", verdict="diverged", update=15, valid={10: 7.0})
-    six, eighteen = draw_curves([*three, worse, bad]).axes
+    bad = result(scheme="post-ln", verdict="diverged", update=15, valid={10: 7.0})
+    six, eighteen = draw_losses([("6L-6L", "Admin", three), ("18L-18L", "Post-LN", [bad])], 6.0).axes
     admin, post_ln = "#0072B2", "#D55E00"  # the schemes' colours in every figure
     assert lines(six, linewidth=0.6, color=admin) == [*losses.values()]
-    assert lines(six, linewidth=1.6, color=admin) == [{10: 5.0, 20: 2.0}]
+    assert lines(six, linewidth=1.6, color=admin, label="Admin") == [{10: 5.0, 20: 2.0}]
     assert lines(eighteen, linewidth=0.6, color=post_ln) == lines(eighteen, linewidth=1.6) == [{10: 7.0}]
     assert list(lines(eighteen, marker="x")[0]) == [15]
     # A mean of two curves is a curve that no run followed.
-    (axes,) = draw_curves(three[:2]).axes
+    (axes,) = draw_losses([("", "Admin", three[:2])], 6.0).axes
     assert lines(axes, linewidth=1.6) == [losses["1"], losses["2"]]
 
 
@@ -326,7 +345,7 @@ def test_rates_are_the_runs():
 
 
 def test_rates_of_a_grid_with_another_axis():
-    """A grid with another axis has one panel per optimizer and scheme, and one line per level, of the last loss."""
+    """A grid with another axis has one panel per optimizer and scheme. A line joins the last losses of each level."""
     at = {"scheme": "admin", "optimizer": "sgd", "warmup": "0", "lr": "1"}
     how = {name: it for name, it in result(valid={10: 9.0, 20: 2.0}).items() if name not in ("scheme", "layers", "lr")}
     rows = [{**at, **how}, {**at, **how, "warmup": "9", "bits": 3.0}, {**at, **how, "optimizer": "adam"}]

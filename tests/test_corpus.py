@@ -21,7 +21,7 @@ def files(tmp_path_factory):
 
 
 def test_is_thirty_thousand_pairs_and_the_same_everywhere(files):
-    """It has thirty thousand pairs everywhere: hash seeds, set order and library versions do not change the draw."""
+    """The corpus has thirty thousand pairs. Hash seeds, set order and library versions do not change it."""
     sizes = {"train": 28500, "valid": 500, "test": 1000}
     assert {name: len(lines) for name, lines in files.items()} == {
         f"{split}.{language}": size for split, size in sizes.items() for language in ("de", "en")

@@ -12,7 +12,7 @@ import pytest
 import reference
 import torch
 from conftest import TRAIN
-from post_ln import build, output
+from post_ln import QUIET, build, output
 from test_fast_loss import DTYPES, assert_is_fairseqs
 from test_modes import QUICK, last, train, two_processes
 from test_radam import amp, assert_amp_is_float32, gradients, handled
@@ -35,7 +35,7 @@ def test_amp_unscales_once_on_cuda(clip_norm: float) -> None:
 
 @pytest.mark.cuda
 def test_gradients_of_a_model_under_amp() -> None:
-    """Do the gradients that radam steps with under --amp differ from those of float32 by float16's roundings only?"""
+    """Under --amp, do the gradients of radam's step differ from float32's gradients by float16's roundings only?"""
     options = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
     batch = [part.cuda() for part in reference.batch()]
     results = []
@@ -51,7 +51,7 @@ def test_gradients_of_a_model_under_amp() -> None:
         optimizer.step()  # otherwise the scaler would divide them again
         results.append(torch.cat([p.grad.flatten() for p in params if p.grad is not None]))
     plain, cast = results
-    # The bound allows a hundred roundings of 2^-11 in one direction, which is more than happens.
+    # The bound allows a hundred roundings of 2^-11, all in one direction. The real error is smaller.
     assert plain.norm() > 0 and 0 < (plain - cast).norm() < 100 * 2**-11 * plain.norm()
 
 
@@ -59,7 +59,7 @@ def test_gradients_of_a_model_under_amp() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("scheme", ["admin", "post-ln"])
 def test_fast_gradients_on_cuda(scheme: str, dtype: torch.dtype) -> None:
-    """Up to rounding, are loss and gradients the plain layers' with heads of 64 and 40 words?
+    """Up to rounding, do loss and gradients equal the plain layers'? Heads have 64 channels, and targets 40 words.
 
     Queries are checked separately: they have 3 % of the norm, which bfloat16's roundings would hide.
     """
@@ -88,7 +88,7 @@ def test_fast_gradients_on_cuda(scheme: str, dtype: torch.dtype) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_loss_on_cuda(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is the loss fairseq's, in several chunks, the last one not full?"""
+    """Does the loss equal fairseq's if it is computed in several chunks and the last chunk is not full?"""
     monkeypatch.setattr(loss, "CHUNK", dict.fromkeys(loss.CHUNK, 104 * 5))
     assert_is_fairseqs(0.1, dtype, "cuda")
 
@@ -117,7 +117,7 @@ def test_fused_radam_on_cuda(dtype: torch.dtype) -> None:
 
 
 class Computed:
-    """In place of a recorded pair where there is no GPU: a replay computes."""
+    """Replaces a recorded pair if there is no GPU. Its replay computes the step instead."""
 
     def __init__(self, losses_of: Callable[..., Any], batch: dict[str, Tensor], steps: graphs.RecordedSteps) -> None:
         self.batch = {name: tensor.clone() for name, tensor in batch.items()}
@@ -174,17 +174,10 @@ def test_says_why_steps_are_not_recorded(caplog: pytest.LogCaptureFixture) -> No
     assert lines == [f"Admin: --admin-fast graph: steps are not recorded, because of {reasons}"]
 
 
-QUIET = {
-    "encoder": {"dropout": 0.0},
-    "bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
-    "bart": {"dropout": 0.0},
-}
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", QUIET)
 def test_attached_on_cuda(name: str) -> None:
-    """Are ω, the weights after three steps and the fold those of the CPU, and does the fold hold under autocast?"""
+    """Do ω, the weights after three steps and the fold equal the CPU's, and does the fold hold under autocast?"""
     outputs_by_device, kept, profiled = [], {}, []
     for there in (False, True):
         model, batch = build(name, **QUIET[name])
@@ -220,7 +213,7 @@ LEARNS = "--optimizer sgd --lr 0.05 --dropout 0 --attention-dropout 0 --max-toke
 
 
 def assert_two_are_one(corpus: Path, folder: Path, two: Path, options: list[str]) -> None:
-    """After three steps, are two devices' weights those of one device with twice the batches per update?"""
+    """After three steps, do two devices have the same weights as one device with twice the batches per update?"""
     one = folder / "one"
     train(corpus, one, *QUICK, *LEARNS, "--distributed-world-size", 1, "--update-freq", 2, options=options)
     weights, expected = (last(place)["model"] for place in (two, one))
@@ -239,7 +232,7 @@ def test_two_gpus_have_the_gradients_of_one(corpus: Path, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_two_processes_have_the_gradients_of_one(corpus: Path, tmp_path: Path) -> None:
-    """Do two processes over gloo have the gradients of one?"""
+    """Do two processes over gloo have the same gradients as one process?"""
     two_processes(corpus, [tmp_path / "two", tmp_path / "other"], *LEARNS)
     assert_two_are_one(corpus, tmp_path, tmp_path / "two", TRAIN)
 

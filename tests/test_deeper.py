@@ -169,7 +169,7 @@ def test_fast_new_layers(scheme, task):
 
 @pytest.mark.parametrize("options", [{}, {"encoder_layerdrop": 0.5}])
 def test_no_more_layers_is_stock(options, task):
-    """Without new layers, the training forward and gradients are those of fairseq's RoBERTa, bit for bit."""
+    """Without new layers, the training forward and gradients equal those of fairseq's RoBERTa, bit for bit."""
     admin, stock = (loaded(task, arch=arch, pretrained_lr_factor=1, **options) for arch in ("deeper_admin", "roberta"))
     stock.load_state_dict(admin.state_dict())
     assert admin.state_dict().keys() == stock.state_dict().keys()
@@ -197,7 +197,10 @@ def test_a_frozen_encoder_costs_one_forward(options, task):
 
 
 def test_new_layers_learn_on_a_frozen_encoder_whatever_is_kept(task):
-    """New layers get the same gradients with --checkpoint-activations, which needs an input that requires one."""
+    """With --checkpoint-activations, new layers get the same gradients.
+
+    Checkpointing needs an input that requires a gradient; a frozen encoder's output requires none.
+    """
     gradients = []
     for checkpointed in (False, True):
         options = {"checkpoint_activations": checkpointed, "pretrained_lr_factor": 0, **NO_DROPOUT}

@@ -80,9 +80,10 @@ def test_measured_once_and_resumed_bit_for_bit(data: Path, encoder: Path, traine
 
 
 def test_half_precision_trains_the_scaled_weights(data: Path, encoder: Path, tmp_path: Path) -> None:
-    """Is the largest weight a scaled Xavier weight after an update, which copies the optimizer's weights to the model?
+    """Is the largest weight a scaled Xavier weight after an update?
 
-    (radam moves nothing before update 6.) float16 has 12 bits, and the largest of 64 x 64 weights is at most 1 % off.
+    The update copies the optimizer's weights to the model. (radam moves nothing before update 6.) float16 has 12 bits.
+    The largest of 64 x 64 weights is at most 1 % below the bound of Xavier's law.
     """
     options = [*CLASSES, "--finetune-from-model", encoder, "--max-update", 1, "--profile-sentences", 50]
     train(data, tmp_path, *options, "--fp16", "--fp16-no-flatten-grads")
@@ -108,7 +109,7 @@ def test_validated_and_shown(data: Path, trained: Path, tmp_path: Path, run, cap
     assert cli.main(["omega", str(tmp_path / "a.pt")]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].startswith("omega: rule reference") and shown[1].startswith("new layers: scheme dt-fixup, mu ")
-    assert [line.split()[0] for line in shown[3:]] == ["encoder"] * 4  # the encoder's, whose scheme is admin
+    assert [line.split()[0] for line in shown[3:]] == ["encoder"] * 4  # only the encoder's scheme, admin, has ω
     assert cli.main(["report", str(trained), "-o", str(tmp_path / "report.html")]) == 0
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Admin, new layers DT-Fixup" in page and "--more-scheme" in page and "cannot be folded" in page
@@ -119,10 +120,7 @@ def test_verbs_that_are_not_for_it(trained: Path, tmp_path: Path, capsys: pytest
     path, out = str(trained / "checkpoint_last.pt"), str(tmp_path / "out")
     for command, message in (
         (["translate", path], "was trained for the task 'sentence_prediction'; expected 'translation'"),
-        (
-            ["fold", path, "-o", out],
-            "is of deeper_admin; only transformer_admin and transformer_lm_admin can be folded",
-        ),
+        (["fold", path, "-o", out], "is of deeper_admin; only transformer_admin and transformer_lm_admin can be"),
         (["export", path, "--to", "ctranslate2", "-o", out], "its architecture is deeper_admin_tiny"),
         (["analyze", "omega", path, "-o", out], "is a deeper_admin_tiny; a checkpoint of a model of"),
     ):

@@ -57,7 +57,10 @@ def test_texts_share_no_pair(tmp_path: Path) -> None:
 
 
 def test_a_text_of_ones_own_may_be_compressed(tmp_path: Path) -> None:
-    """A user's text may be compressed, as for `make own`. Carriage returns, line ends for fairseq, end no sentence."""
+    """A user's text may be compressed, as for `make own`.
+
+    fairseq takes carriage returns as line ends. Here, they do not end a sentence.
+    """
     sides = ["".join(f"{word}{number}\r{word}{number + 1} b\n" for number in range(60)) for word in ("w", "X")]
     (tmp_path / "given").mkdir()
     (tmp_path / "given/train.de.gz").write_bytes(gzip.compress(sides[0].encode()))

@@ -1,4 +1,4 @@
-"""The divergence rule: does it warn of every run with the sign, and of no other?"""
+"""The divergence rule: does it warn about every run that shows the sign of divergence, and about no other run?"""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_rule(shares: list[float], losses: list[float], expected: list[int]) -> 
 
 @pytest.mark.parametrize(("place", "number"), [(0, math.nan), (30, math.inf), (60, math.nan)])
 def test_measurements_that_are_not_finite_are_ignored(place: int, number: float) -> None:
-    """Are non-finite measurements ignored, so that each warning only comes later by their number?"""
+    """Are non-finite measurements ignored? Two of them only delay a warning by two updates."""
     steady, rising = [0.4] * 100, [0.4 + 0.005 * max(0, step - 60) for step in range(100)]
     for shares, expected in ((steady, []), (rising, warned_updates(rising, [5.0] * 100))):
         losses = [5.0] * 102

@@ -13,10 +13,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import ROOT
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from pages import PAGES, commands_of
 
+import fairseq_admin.pytorch as admin
 from fairseq_admin import TransformerAdminModel, cli
 from fairseq_admin.architectures.config import AdminOptions, DeeperOptions
 from fairseq_admin.method.schemes import RULES, SCHEMES
@@ -45,10 +47,10 @@ def test_figures_are_shown_and_light() -> None:
 
 
 def test_tables_are_those_of_the_kept_rows() -> None:
-    """Are the pages equal to the output of `make tables`, with all its tables?"""
+    """Are the pages equal to the output of `make figures`, with all its tables?"""
     texts = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
     for name, text in texts.items():
-        assert write_tables(text) == text, f"{name}: run make tables"
+        assert write_tables(text) == text, f"{name}: run make figures"
     assert set(re.findall(r"<!-- table (\S+) -->", "".join(texts.values()))) == set(TABLES)
 
 
@@ -126,7 +128,11 @@ def test_the_site_builds(tmp_path):
     assert 'href="results/#demo"' in start and 'src="images/24-layers.png"' in start
 
 
-@pytest.mark.parametrize("documented", [TransformerAdminModel, RAdam])
+@pytest.mark.parametrize(
+    "documented", [TransformerAdminModel, RAdam, admin.attach, admin.profile, admin.fold, admin.diagnose]
+)
 def test_docstring_examples_run(documented: type) -> None:
-    (example,) = doctest.DocTestFinder(recurse=False).find(documented, documented.__name__)
+    torch.manual_seed(1)
+    finder, names = doctest.DocTestFinder(recurse=False), {"torch": torch, "admin": admin}
+    (example,) = finder.find(documented, documented.__name__, extraglobs=names)
     assert example.examples and not doctest.DocTestRunner().run(example).failed

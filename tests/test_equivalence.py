@@ -57,7 +57,10 @@ def test_a_checkpoint_equals_itself_without_dropout():
 
 
 def test_the_difference_is_of_log_probabilities():
-    """By hand: after a known change of the output projection, it is the largest change over all positions and words."""
+    """The difference is the largest one over all positions and words.
+
+    The test computes it by hand, for a known change of the output projection.
+    """
     one = stock(share_all_embeddings=False)
     model = {name: tensor.clone() for name, tensor in one["model"].items()}
     model["decoder.output_projection.weight"] *= 1.1
@@ -110,7 +113,7 @@ def cut(path, size):
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_data_is_one_line(corpus, tmp_path, damage, capsys):
-    """Damaged data is one line, wherever fairseq's reading fails."""
+    """Damaged data is reported in one line, wherever fairseq's reading fails."""
     data = shutil.copytree(corpus, tmp_path / "data")
     state = state_of(reference.build("transformer_admin", words=44, **reference.TINY), **reference.TINY)
     state["model"][provenance.KEY] = provenance.encode({"rule": "reference", "seed": 1})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import resource
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 import reference
 import test_fold
 import torch
+from conftest import needs
 from fairseq.data import Dictionary
 from fairseq.sequence_generator import SequenceGenerator
 
@@ -30,25 +30,17 @@ ENGINES = ("ctranslate2", "huggingface")
 UNTIED = {"share_all_embeddings": False}
 
 
-def needs(engine):
-    package = {"ctranslate2": "ctranslate2", "huggingface": "transformers"}[engine]
-    return pytest.importorskip(package, reason=f"{package} is not installed")
-
-
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 def state_of(source, target, arch="transformer_admin", **options):
-    """A checkpoint in fairseq-train's format: a tiny model with random weights. None keeps its initial 0 or 1."""
+    """A checkpoint in fairseq-train's format: a tiny model with random weights. No weight keeps its initial 0 or 1."""
     sizes = {**reference.TINY, "max_source_positions": 64, "max_target_positions": 48, **options}
-    model = reference.build(arch, source, target=target, **sizes)
+    model = reference.scattered(reference.build(arch, source, target=target, **sizes))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
         for stack in (model.encoder, model.decoder) if arch == "transformer_admin" else ():
             for norm in shortcut_norms(stack):
                 norm.omega_init.fill_(1.0)
@@ -121,7 +113,7 @@ CTRANSLATE2 = {
 
 @pytest.mark.parametrize("name", [*BOTH, *CTRANSLATE2])
 def test_ctranslate2_computes_the_same(model_of, tmp_path, name):
-    """Are log-probabilities the unfolded model's?"""
+    """Do log-probabilities equal the unfolded model's?"""
     ctranslate2 = needs("ctranslate2")
     model = model_of(**{**BOTH, **CTRANSLATE2}[name])
     model.export("ctranslate2", tmp_path / "out")
@@ -134,13 +126,13 @@ def test_ctranslate2_computes_the_same(model_of, tmp_path, name):
     for row, result in enumerate(translator.score_batch(source, target)):
         numbers = [model.target.index(unit) for unit in target[row]] + [2]
         scores = torch.tensor([expected[row, step, number] for step, number in enumerate(numbers)])
-        # float32's rounding through five layers, in another order
+        # five layers round float32 sums that are added in another order
         assert (torch.tensor(result.log_probs) - scores).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("name", [*BOTH, "unequal heads"])
 def test_transformers_compute_the_same(model_of, tmp_path, name, caplog):
-    """Are FSMT's log-probabilities the unfolded model's, and does it load without warnings?"""
+    """Do FSMT's log-probabilities equal the unfolded model's, and does FSMT load without warnings?"""
     transformers = needs("huggingface")
     model = model_of(**{**BOTH, "unequal heads": {"decoder_attention_heads": 2}}[name])
     model.export("huggingface", tmp_path / "out")
@@ -159,7 +151,7 @@ def test_transformers_compute_the_same(model_of, tmp_path, name, caplog):
         expected = build(Checkpoint(model.state))(tokens, lengths, prev)[0].log_softmax(-1)[prev.ne(1)]
         for padded in (tokens, right):
             logits = fsmt(padded, attention_mask=padded.ne(1), decoder_input_ids=prev, use_cache=False).logits
-            # float32's rounding through five layers, in another order
+            # five layers round float32 sums that are added in another order
             assert (logits.log_softmax(-1)[prev.ne(1)] - expected).abs().max() < 1e-4
 
 
@@ -230,7 +222,7 @@ def test_real_sentences_are_checked_too(corpus, tmp_path, engine):
 
 
 def test_quantised_differs_and_says_by_how_much(model_of, tmp_path):
-    """Is an int8 export smaller, and is its difference reported next to float32's?"""
+    """Is an int8 export smaller, and are the differences of int8 and of float32 both reported?"""
     needs("ctranslate2")
     model = model_of()
     for quantization in (None, "int8"):
@@ -294,9 +286,6 @@ def test_models_that_an_engine_cannot_compute_are_refused(model_of, tmp_path, en
 def test_other_architectures_are_refused(model_of, tmp_path):
     needs("ctranslate2")
     model = model_of(arch="transformer")
-    state = {**model.state, "model": {**model.state["model"], "decoder.layers.0.w_resid": torch.ones(64)}}
-    with pytest.raises(AdminError, match=r"Unexpected key\(s\) in state_dict: \"decoder.layers.0.w_resid\""):
-        folder.export(Checkpoint(state, model.path), "ctranslate2", tmp_path / "out")
     model.state["cfg"]["model"]["_name"] = "fconv"
     with pytest.raises(AdminError, match="architecture is fconv"):
         folder.export(Checkpoint(model.state, model.path), "ctranslate2", tmp_path / "out")
@@ -328,21 +317,6 @@ def test_only_a_new_or_empty_folder_is_written(model_of, tmp_path, engine):
     assert positions == "48", "the smaller number, of the target"
     assert [path.name for path in full.iterdir()] == ["precious"]
     assert left_over(tmp_path) == ["empty", "file", "full"]
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_full_disk_leaves_nothing(model_of, tmp_path, engine):
-    """If a write fails halfway, is there one line and no folder? (The engines' own code writes the weights.)"""
-    needs(engine)
-    model = model_of()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
-    try:
-        with pytest.raises(AdminError, match="could not be written[^\n]*Is the disk full"):
-            model.export(engine, tmp_path / "out")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert left_over(tmp_path) == []
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -409,7 +383,7 @@ class TextModel:
 
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_tokenizer_gives_our_numbers_and_our_text(tmp_path, lowercase):
-    """Does AutoTokenizer give raw lines our numbers, unknown units included, and does it decode to our text?"""
+    """Does AutoTokenizer turn raw lines into our token numbers, also for unknown units, and decode them to our text?"""
     transformers = needs("huggingface")
     pytest.importorskip("sacremoses")
     pytest.importorskip("subword_nmt")

@@ -1,4 +1,4 @@
-"""Texts from archives: the lines that fairseq's scripts keep, faults of archives, and no half-written files."""
+"""Extraction keeps the lines that fairseq's scripts keep, reports faulty archives, and leaves no half-written files."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ SEGMENTS = """grep '<seg id' | sed -e 's/<seg id="[0-9]*">\\s*//g' -e 's/\\s*<[/
     ],
 )
 def test_texts_are_read_as_fairseqs_scripts_read_them(papers, out, archive, member, kind, script):
-    """Texts are read as by the grep and sed of prepare-iwslt14.sh and prepare-wmt14en2de.sh."""
+    """Texts equal the output of grep and sed in prepare-iwslt14.sh and prepare-wmt14en2de.sh."""
     extract(papers / archive, [member], out, kind, straight=kind == "segments")
     expected = bash(f"tar xzOf $tgz $member | {script}", tgz=papers / archive, member=member)
     assert out.read_bytes().decode() == expected and names(out.parent) == {"text"}
 
 
 def test_a_reference_is_what_sacrebleu_reads(papers, out, tmp_path):
-    """A reference is read as by sacreBLEU's own code from the same file, without straightened apostrophes."""
+    """A reference equals what sacreBLEU's own code reads from the same file. Its apostrophes are not straightened."""
     from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 
     member = "test-full/newstest2014-fren-ref.fr.sgm"

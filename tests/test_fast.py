@@ -1,4 +1,4 @@
-"""The fast layers: do they match the plain layers, drop by the right law, and leave special cases to plain layers?
+"""The fast layers: do they match the plain layers, follow the law of dropout, and leave special cases to plain layers?
 
 (test_modes.py trains with them in every mode, and resumes bit for bit.)"""
 
@@ -119,7 +119,10 @@ def attended(q: Tensor, k: Tensor, v: Tensor, bias=None, dropout_p: float = 0.0,
 
 @pytest.mark.parametrize(("kind", "scheme", "padded"), CASES)
 def test_gradients_are_the_plain_ones(kind, scheme, padded, device, exact_softmax) -> None:
-    """In float64 with dropout, are all gradients equal, for all schemes, and all mechanisms in every kind of model?"""
+    """In float64 with dropout, do all gradients equal the plain layers'?
+
+    The cases are all schemes, and all mechanisms in every kind of model.
+    """
     # fairseq's gelu always computes in float32.
     options = {"admin_scheme": scheme, "activation_fn": "relu", **DROPPED}
     fast, plain, loss_of = pair(kind, torch.float64, padded=padded, **options)
@@ -133,7 +136,7 @@ def test_gradients_are_the_plain_ones(kind, scheme, padded, device, exact_softma
 
 
 def test_a_gpus_bias_is_aligned() -> None:
-    """Is a GPU's bias aligned to rows of a multiple of eight numbers? Otherwise, torch copies it in every layer."""
+    """On a GPU, do rows of the bias begin at multiples of eight numbers? Otherwise, torch copies it in every layer."""
     with faked_device():
         bias = padding_bias(torch.tensor([[True, False, False]] * 2), torch.ones(1, dtype=torch.bfloat16), False)
     assert bias.dtype == torch.bfloat16 and bias.shape == (2, 1, 1, 3)
@@ -142,7 +145,10 @@ def test_a_gpus_bias_is_aligned() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_evaluation_and_profiling_are_plain(kind: str) -> None:
-    """Are initial weights, validation, generation, features, and ω with dropout equal, bit for bit?"""
+    """Do initial weights, evaluation and ω equal those of plain layers, bit for bit?
+
+    Evaluation is the code of validation and generation. ω are profiled with dropout.
+    """
     states = []
     for fast in ("on", "off"):
         model, loss_of = KINDS[kind](admin_fast=fast, **DROPPED)
@@ -183,10 +189,10 @@ SKIPPED = {"encoder_layers": 4, "decoder_layers": 4, "encoder_layerdrop": 0.5, "
     [(left_padded, {}), (aligned, {}), (all_states, {}), (None, SKIPPED), (None, {"no_cross_attention": True})],
 )
 def test_what_plain_layers_are_for(loss_of: Any, options: dict[str, Any], device: None, exact_softmax: None) -> None:
-    """Are gradients the plain layers' in cases that plain layers compute?
+    """Do gradients equal the plain layers' in the cases that are left to the plain layers?
 
-    Padding first (causality does not hide it), requests for weights or a layer's output, skipped layers, and layers
-    without encoder-attention. The same parameters must have gradients.
+    These cases are padding first (causality does not hide it), requests for weights or a layer's output, skipped
+    layers, and layers without encoder-attention. The same parameters must have gradients.
     """
     fast, plain, whole = pair("translation", torch.float64, admin_init="log", activation_fn="relu", **STILL, **options)
     fast.decoder.left_pad_target = loss_of is left_padded  # as the task sets it
@@ -196,7 +202,10 @@ def test_what_plain_layers_are_for(loss_of: Any, options: dict[str, Any], device
 
 
 def test_padding_before_the_target(device: None) -> None:
-    """A task must say that its targets begin with padding. If not, does a CPU notice, and a GPU stop the run?"""
+    """A task must say that its targets begin with padding. If it does not, does a GPU stop the run?
+
+    On a CPU, the layers see the padding by themselves.
+    """
     options = {"encoder_layers": 1, "decoder_layers": 1, "admin_init": "log", "admin_fast": "on"}
     model = build("transformer_admin_tiny", **options)
     if model.decoder.gpu_code:
@@ -214,7 +223,7 @@ def test_padding_before_the_target(device: None) -> None:
 
 @pytest.mark.parametrize("amp", [False, True])
 def test_checkpointed_activations_recompute_the_same(amp: bool, device: None) -> None:
-    """Are gradients with dropout those without checkpointing, up to the order of sums?"""
+    """With dropout, do gradients equal those without checkpointing, up to the order of sums?"""
     gradients = []
     for checkpointed in (True, False):
         options = {"activation_dropout": 0.1, "admin_init": "log", "admin_fast": "on"}
@@ -258,7 +267,9 @@ def test_a_gpu_is_asked_little() -> None:
 
 @pytest.mark.parametrize("p", [0.1, 0.3])
 def test_dropout_law(p: float) -> None:
-    """Are elements dropped independently with probability p, and the rest and gradients scaled by 1 / (1 - p)?
+    """Are elements dropped independently with probability p? Are the others scaled?
+
+    The other elements and their gradients are scaled by 1 / (1 - p).
 
     A frequency over n independent draws has a standard error of sqrt(p (1 - p) / n); five of these are allowed. The
     probability is a multiple of 2^-16, so the scale has a relative error of 2^-16.

@@ -1,4 +1,4 @@
-"""The fast loss: its value, gradients and log are fairseq's, and it keeps no copy of the logits."""
+"""The fast loss: its value, gradients and log equal fairseq's, and it keeps no copy of the logits."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def both(model: torch.nn.Module, reduce: bool = True, smoothing: float = 0.1, pr
 @pytest.mark.parametrize("prefix", [0, 2])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_is_fairseqs(smoothing: float, prefix: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All return values and gradients are fairseq's, in float64."""
+    """In float64, all return values and gradients equal fairseq's."""
     # fairseq always computes softmax in float32.
     monkeypatch.setattr(fairseq.utils, "log_softmax", lambda x, dim, onnx_trace=False: x.log_softmax(dim))
     monkeypatch.setattr(fairseq.utils, "softmax", lambda x, dim, onnx_trace=False: x.softmax(dim))
@@ -72,7 +72,8 @@ def assert_is_fairseqs(smoothing: float, dtype: torch.dtype, device: str = "cpu"
     # A GPU adds about 2,000 numbers in another order.
     torch.testing.assert_close(ours, expected, rtol=1e-5 if device == "cuda" else 1e-6, atol=0)
     gradients = [torch.autograd.grad(128 * value[0], x)[0] for value, x in ((ours, logits), (expected, others))]
-    # float16's smallest number is 2^-24. Smoothing subtracts two roundings of about 0.1 / 103 in float32.
+    # float16's smallest number is 2^-24. With smoothing, the gradient is a difference of two float32 numbers of about
+    # 0.1 / 103, and each of them has been rounded.
     torch.testing.assert_close(
         *gradients, rtol=max(2 * torch.finfo(dtype).eps, 1e-5), atol=2**-20 if smoothing else 2**-24
     )

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import language
-import masked
 import pytest
-import reference
 import torch
+from kinds import KINDS
+from test_checkpoint import save
 from torch import nn
 
 from fairseq_admin import fingerprint
@@ -21,10 +20,8 @@ from fairseq_admin.errors import AdminError
 from fairseq_admin.method.schemes import stacks_of
 
 BUILDS: dict[str, Callable[[], nn.Module]] = {
-    "admin": lambda: reference.build("transformer_admin_tiny"),
-    "post-ln": lambda: reference.build("transformer_admin_tiny", admin_scheme="post-ln"),
-    "language model": language.build,
-    "masked language model": masked.build,
+    "post-ln": lambda: KINDS["translation"].build(admin_scheme="post-ln"),
+    **{name: kind.build for name, kind in KINDS.items()},
 }
 
 
@@ -57,20 +54,17 @@ def test_another_dictionary_of_the_same_size(name: str, tmp_path: Path) -> None:
 
 def test_through_a_wrapper() -> None:
     """It works through wrappers such as data parallelism's, which prefix keys and bypass load_state_dict."""
-    state = nn.ModuleDict({"module": BUILDS["admin"]()}).state_dict()
+    state = nn.ModuleDict({"module": BUILDS["translation"]()}).state_dict()
     assert set(fingerprint.read_fingerprints(state)) == {"encoder", "decoder"}
     with pytest.raises(AdminError, match="the checkpoint's decoder was trained with another dictionary"):
-        nn.ModuleDict({"module": other(BUILDS["admin"], "decoder")}).load_state_dict(state)
+        nn.ModuleDict({"module": other(BUILDS["translation"], "decoder")}).load_state_dict(state)
 
 
 def saved(path: Path, model: nn.Module, updates: int) -> Path:
     """Save a checkpoint of the model, with changed weights."""
     with torch.no_grad():
         next(model.parameters()).add_(updates)
-    state: dict[str, Any] = {"model": model.state_dict(), "optimizer_history": [{"num_updates": updates}]}
-    state["cfg"] = {"model": {"_name": "transformer_admin", "admin_scheme": "post-ln"}, "task": {}, "criterion": {}}
-    Checkpoint(state).write(path)
-    return path
+    return save(path, model.state_dict(), updates)
 
 
 def test_averages_are_of_one_dictionary(tmp_path: Path) -> None:

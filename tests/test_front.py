@@ -121,7 +121,10 @@ def test_help_lists_nothing_that_the_recipe_refuses():
 
 
 def test_a_rule_is_in_the_folder_the_options_and_the_key_of_a_run():
-    """A rule is in a run's folder, options and key. The paper's rule keeps old names. Without omega, no rule."""
+    """A run's folder name, options and key contain its rule, except for the paper's rule, which keeps old names.
+
+    A method without ω has no rule.
+    """
     paper, ours, none = (pipeline("demo", *words) for words in (["INIT=reference"], [], ["METHOD=pre-ln"]))
     assert [run.folder.name for run in (paper, ours, none)] == [
         "admin-cpu-s1", "admin-constant-cpu-s1", "pre-ln-cpu-s1"
@@ -281,7 +284,10 @@ def test_as_many_checkpoints_are_kept_as_are_averaged():
 
 
 def test_a_text_is_read_again_where_its_files_changed(tmp_path):
-    """A text is read again if its content changed, wherever it is. If a model was trained on the old, it is refused."""
+    """A text is read again if its content changed, but not if only its folder changed.
+
+    If a model was trained on the old text, the new text is refused.
+    """
     pairs = corpus(100)
     for folder in ("a/corpus", "b/corpus"):
         for number, language in enumerate(("de", "en")):

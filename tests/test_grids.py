@@ -52,7 +52,7 @@ def test_rates_are_tried_on_the_first_seed(tmp_path):
 
 
 def result(axes: Axes, bits: float) -> dict:
-    """The row of a run that learned."""
+    """A row such as a run that learned has."""
     kept = {"update": None, "entropy": 6.0, "bleu": 1.0, "signature": "s", "params": 1, "seconds": 2}
     curve = {"valid": {10: bits}, "hardware": "h", "commit": "c"}
     return {**axes, "verdict": "learned", "bits": bits, **kept, **curve}
@@ -186,11 +186,11 @@ def test_a_grid_of_two_runs(tmp_path):
     diverged, whole = csv.DictReader((out / "runs.csv").open())
     assert whole["verdict"] in ("learned", "plateau") and 0 < float(whole["bits"]) < 20 and whole["signature"]
     assert diverged["verdict"] == "diverged" and not diverged["bleu"]
-    assert "| Admin " in done.stdout and (out / "curves.png").exists()
+    assert "| Admin " in done.stdout and (out / "rates.png").exists()
     assert "2 runs, 0 of them done; 2 at a time\n" in done.stdout and "; 2 of 2 runs done\n" in done.stdout
     assert not list(out.rglob("*.part")) and not list(out.rglob("*.pt"))
     stamp = (learns / "result.csv").stat().st_mtime_ns
-    for rates in ("1e38 1e-3", "1e-3"):  # the settings are compared by the first run, which diverged or has a score
+    for rates in ("1e38 1e-3", "1e-3"):  # the grid's first run compares the settings; it has diverged or has a score
         done = conftest.front("compare", *grid, f"RATES={rates}")
         assert done.returncode == 0 and "runs done" not in done.stdout, done.stderr
     assert (learns / "result.csv").stat().st_mtime_ns == stamp
@@ -219,7 +219,7 @@ def test_sensitivity_small(tmp_path):
 
 @pytest.mark.nightly
 def test_compare_on_real_text_small(tmp_path):
-    """The first seed tries all rates, the other runs at the best. The score is on the published text."""
+    """The first seed tries all rates. The other seed runs only at the best. The score is on the published text."""
     served = tmp_path / "served"
     served.mkdir()
     for split, size in (("train", 300), ("val", 40), ("test_2016_flickr", 20)):
@@ -240,7 +240,7 @@ def test_compare_on_real_text_small(tmp_path):
 
 
 def test_a_crash_is_an_error_and_leaves_no_result(tmp_path):
-    """A crash, for example by a wrong option, is one line. Once corrected, the run is made again."""
+    """A crash, for example by a wrong option, is reported in one line. Once corrected, the run is made again."""
     words = [f"RUNS={tmp_path}", "SCHEMES=admin", "DEPTHS=1", "RATES=1e-3", "SEEDS=1", *TINY, "TRAIN_ARGS=--typo"]
     done = conftest.front("compare", *words)
     run = tmp_path / "compare/admin-1l-lr1e-3-s1"

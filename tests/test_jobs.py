@@ -222,7 +222,7 @@ def test_runs_of_a_grid_are_an_array_and_the_grids_job_comes_again_after_them(tm
 
 
 def test_jobs_with_gpus_are_refused_without_a_torch_for_them(tmp_path, commands):
-    """If torch cannot use GPUs, jobs with GPUs are refused before hours of text. Here, torch is for CPUs."""
+    """If torch cannot use GPUs, jobs with GPUs are refused before hours of work on a text. Here, torch is for CPUs."""
     done = front("wmt14-ende-18l", "WHERE=slurm", "GPUS=8", f"RUNS={tmp_path}/runs")
     assert done.returncode == 2 and not calls(commands, "sbatch")
     assert "a build without CUDA, and the jobs need GPUs. Take another build: make setup TORCH=cuda" in done.stderr

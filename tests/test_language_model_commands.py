@@ -38,7 +38,7 @@ ADAPTIVE = (
     "--adaptive-input --adaptive-input-cutoff 15,30 --adaptive-softmax-cutoff 15,30 --tie-adaptive-weights "
     "--tie-adaptive-proj --criterion adaptive_loss --ddp-backend legacy_ddp"
 )
-"""Options with which the output matrix is not tied to the input's."""
+"""With these options, the output matrix is not tied to the input embedding."""
 
 
 @pytest.fixture(scope="module")
@@ -122,16 +122,12 @@ def test_eval_lm_with_and_without_the_plugin(words, trained, without_plugin, tmp
     assert perplexity(ours.output) == pytest.approx(perplexity(stock.stdout + stock.stderr), abs=0.011)
 
 
-def test_generate(words: Path, trained: Path, run: Callable[..., Run]) -> None:
+def test_generate(words: Path, trained: Path, tmp_path: Path) -> None:
     """Does fairseq-generate continue a text? (It imports numpy.compat, which numpy 2 no longer has.)"""
-    options = ["--user-dir", "fairseq_admin", "--task", "language_modeling", "--gen-subset", "test", "--cpu"]
-    options += ["--path", trained / "last.pt", "--beam", 2, "--max-len-b", 12, "--prefix-size", 2]
-    options += ["--required-batch-size-multiple", 1, "--max-tokens", 300, "--num-workers", 0]
-    options += ["--sample-break-mode", "complete", "--tokens-per-sample", 30]
-    result = run("fairseq_cli.generate", words, *options)
-    assert result.status == 0, result.output[-3000:]
+    options = ["--task", "language_modeling", "--prefix-size", 2, *EVAL[2:]]
+    continued = conftest.generate(words, trained / "last.pt", *options, log=tmp_path / "log")
     # 20 sentences in blocks of up to 30 words.
-    assert len(re.findall(r"^H-\d+\t[-.0-9]+\tw\d+ w\d+", result.output, re.MULTILINE)) == 10
+    assert len(continued) == 10 and all(re.match(r"w\d+ w\d+", text) for text, _ in continued.values())
 
 
 def test_from_pretrained(words: Path, trained: Path, masked: Path) -> None:
@@ -150,14 +146,6 @@ def test_masked_is_validated(words: Path, masked: Path, run: Callable[..., Run])
     result = run("fairseq_cli.validate", words, *options, "--max-tokens", 600, "--num-workers", 0)
     assert result.status == 0, result.output[-3000:]
     assert 0 < float(re.search(r"valid on 'valid' subset \| .*?loss ([0-9.]+)", result.output)[1]) < 20
-
-
-@pytest.mark.nightly
-def test_masked_learns(words: Path, tmp_path: Path) -> None:
-    options = ["--max-epoch", 12, "--lr", 3e-3, "--max-tokens", 600]
-    result = train(words, tmp_path, *options, options=TRAIN["masked"])
-    losses = [float(loss) for loss in re.findall(r"valid on 'valid' subset \| .*?loss ([0-9.]+)", result.output)]
-    assert len(losses) == 12 and losses[-1] < losses[0] - 0.2, losses
 
 
 @pytest.mark.parametrize("scheme", ["deepnorm", "fixup"])

@@ -75,7 +75,7 @@ def changes() -> Found:
                                                       ("pre-ln", "logarithmic", "linear"),
                                                       ("admin", "logarithmic", "linear")])  # fmt: skip
 def test_change_against_depth(changes: Found, method: str, law: str, other: str) -> None:
-    """Law: each method's expected fit has R² ≥ 0.97, the other fit less.
+    """Law: for each method, the expected law fits with R² ≥ 0.97, and the other law fits with a smaller R².
 
     The bound of 0.97 is this project's. Post-LN's fit had R² 0.985, and 0.967 and 0.986 over half the seeds each.
     """
@@ -116,7 +116,7 @@ def test_theorem_2_by_hand(method: str) -> None:
 
 
 def test_first_update_is_adams() -> None:
-    """Reference: `first_update` equals torch's Adam's. Adam's state would not fit in memory for deep models."""
+    """Reference: `first_update` equals torch's Adam. Adam's state would not fit in memory for deep models."""
     encoder = encoder_of("post-ln", 2, seed=1)
     src, _, _ = sentences(1)
     encoder(src)["encoder_out"][0].square().sum().backward()

@@ -9,6 +9,7 @@ import reference
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.trainer import _catalog_shared_params
+from kinds import KINDS, assert_equal, logits, omegas
 
 from fairseq_admin.method.norms import ShortcutNorm
 
@@ -32,31 +33,34 @@ OPTIONS = [
 ]
 
 
+CASES = [
+    *(("translation", options, "float") for options in OPTIONS),
+    *(("translation", {}, how) for how in ("bfloat16", "float16", "half")),
+    *((name, {}, "float") for name in ("language", "masked")),
+]
+
+
 @pytest.mark.parametrize(
-    ("options", "how"),
-    [*((options, "float") for options in OPTIONS), ({}, "bfloat16"), ({}, "float16"), ({}, "half")],
-    ids=lambda it: it if isinstance(it, str) else "-".join(it) or "plain",
+    ("name", "options", "how"), CASES, ids=lambda it: it if isinstance(it, str) else "-".join(it) or "plain"
 )
-def test_with_omega_1_the_model_is_stock(options, how):
-    """Logits and gradients are stock, in training and evaluation mode, under autocast, and in half precision."""
-    results, state = [], None
-    for arch in ("transformer", "transformer_admin"):
-        model = reference.build(arch, **{**reference.TINY, "dropout": 0.1, "attention_dropout": 0.1, **options})
-        model.load_state_dict(state or model.state_dict())
-        state = model.state_dict()
+def test_stock_weights_have_omega_1_and_compute_the_same(name, options, how, caplog):
+    """Logits and gradients are stock, in evaluation and training mode, under autocast, and in half precision."""
+    kind, options = KINDS[name], {"attention_dropout": 0.1, **options}
+    ours, stock = kind.build(**options), kind.stock(seed=3, **options)
+    with caplog.at_level("INFO"):
+        ours.load_state_dict(stock.state_dict())
+    assert "every omega is 1, nothing will be profiled" in caplog.text and ours.profiled
+    results = []
+    for model in (ours, stock):
         model = model.half() if how == "half" else model
-        outputs = []
-        for mode in (False, True):
-            torch.manual_seed(5)
-            with torch.autocast("cpu", dtype=getattr(torch, how), enabled="float1" in how or how == "bfloat16"):
-                outputs.append(model.train(mode)(*reference.batch())[0])
-        torch.log_softmax(outputs[1].float(), -1)[..., 3].sum().backward()
-        grads = {name: p.grad for name, p in model.named_parameters() if "omega" not in name and p.grad is not None}
-        results.append((*outputs, grads))
-    (*expected, expected_grads), (*actual, grads) = results
-    assert all(torch.equal(*both) and both[0].isfinite().all() for both in zip(expected, actual))
-    assert expected[0].dtype == actual[0].dtype and expected_grads.keys() == grads.keys()
-    assert [name for name, grad in grads.items() if not torch.equal(grad, expected_grads[name])] == []
+        with torch.autocast("cpu", dtype=getattr(torch, how), enabled="float1" in how or how == "bfloat16"):
+            evaluated, trained = (logits(model.train(mode), kind.batch()) for mode in (False, True))
+        torch.log_softmax(trained.float(), -1)[..., 3].sum().backward()
+        gradients = {key: p.grad for key, p in model.named_parameters() if "omega" not in key and p.grad is not None}
+        results.append({"evaluated": evaluated, "trained": trained, **gradients})
+    assert_equal(*results)
+    assert all(tensor.isfinite().all() and tensor.dtype == results[1][key].dtype for key, tensor in results[0].items())
+    assert set(omegas(ours)) == {1.0}
 
 
 def test_omega_keeps_its_precision_next_to_a_half_branch():

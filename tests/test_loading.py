@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 
-from conftest import ROOT
+from conftest import python
 from fairseq.data.iterators import BackgroundConsumer, BufferedIterator
 
 from fairseq_admin import loading
@@ -40,8 +38,7 @@ for well in (True, False):
 
 def test_a_process_ends_with_its_own_status() -> None:
     """Each child ends with its own status. Without the plugin: -6, "terminate called without an active exception"."""
-    command = [sys.executable, "-c", CHILDREN]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    result = python(CHILDREN)
     assert [int(status) for status in result.stdout.split()] == [5, DIVERGED], result.stderr
 
 

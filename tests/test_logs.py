@@ -10,7 +10,7 @@ from fairseq_admin import logs
 
 HEAD = "2026-11-21 20:37:30 | INFO | {} | "
 PARAMS = "num. shared model params: 200,704 (num. trained: 200,704)"
-# As fairseq 0.12 writes them, shortened.
+# Shortened lines of fairseq 0.12.
 JSON = [
     ("train_inner", '{"epoch": 1, "update": 0.041, "nll_loss": "9.914", "num_updates": "6", "train_wall": "36"}'),
     ("valid", '{"epoch": 1, "valid_loss": "10.5", "valid_nll_loss": "10.028", "valid_num_updates": "6"}'),
@@ -31,7 +31,7 @@ SIMPLE = [
 @pytest.mark.parametrize("lines", [JSON, SIMPLE], ids=["json", "simple"])
 @pytest.mark.parametrize("name", ["valid.1", "a_b-c"])
 def test_names_of_subsets(lines, name):
-    """Subsets have file names, so any letters may occur. The first subset is shown, whatever the others' names."""
+    """Subsets are named after files, so any letters may occur. Whatever the names are, the first subset is shown."""
     texts = [text.replace("valid_", f"{name}_").replace("'valid'", f"'{name}'") for _, text in lines]
     assert logs.stats(texts[1])[1]["subset"] == name
     log = logs.parse_log([*texts[:2], lines[1][1].replace("10.028", "9.0"), *texts[2:]])

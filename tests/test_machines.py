@@ -137,7 +137,7 @@ def test_several_nodes_train_on_every_visible_gpu(nvidia_smi):
 
 
 def test_out_of_memory_names_the_batch_to_give():
-    """After out-of-memory messages, the batch to give is named once, however often fairseq repeats them."""
+    """After out-of-memory messages, a smaller batch is suggested once, however often fairseq repeats the messages."""
     line = "2026-01-01 00:00:00 | WARNING | fairseq.trainer | OOM: Ran out of memory with exception: CUDA."
     said = "Out of memory: stop this, and give MAX_TOKENS=4096; an update holds as many tokens as before."
     assert [text for text in progress([line, line], smaller_batch=4096) if "MAX_TOKENS" in text] == [said]

@@ -15,6 +15,7 @@ import reference
 import torch
 from conftest import TRAIN, Run
 from fairseq.logging import metrics
+from post_ln import perturbed
 from torch import Tensor, nn
 
 from fairseq_admin.method.schemes import stacks_of
@@ -46,21 +47,13 @@ class Measured:
         return total if self.scheme == "pre-ln" else reference.normalised(total, norm)
 
 
-def train_omega(model: nn.Module) -> None:
-    """Make ω differ from channel to channel, as after training."""
-    torch.manual_seed(5)
-    for module in model.modules():
-        if getattr(module, "omega_delta", None) is not None:
-            module.omega_delta.data.uniform_(-0.5, 0.5)
-
-
 @pytest.mark.parametrize("scheme", ["admin", "post-ln", "pre-ln", "b2t"])
 @torch.no_grad()
 def test_against_the_layers_written_out_in_float64(scheme: str) -> None:
-    """Are variance, β and ω those of the layers' own branches, over all positions except padding?"""
+    """Do variance, β and ω equal those of the layers' own branches, over all positions except padding?"""
     model, (src, lengths, prev) = tiny(scheme), reference.batch()
     model(src, lengths, prev)  # profiles
-    train_omega(model)
+    perturbed(model)
     words = {"encoder": src, "decoder": prev}
     measured = {side: Measured(scheme, tokens.t().ne(reference.PAD)) for side, tokens in words.items()}
     reference.by_hand(copy.deepcopy(model).double(), words, measured)
@@ -117,7 +110,10 @@ def test_training_is_the_same(fast: str, options: dict) -> None:
 
 
 def test_layerdrop_hides_no_omega_and_is_no_sign(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With layerdrop, does the log show every layer's ω once each has run, and β only of whole stacks count?"""
+    """With layerdrop, does the log show every layer's ω once each layer has run?
+
+    β of a stack may count only in updates in which all its layers ran.
+    """
     model = tiny(admin_monitor=1, admin_init="log", encoder_layerdrop=0.3)
     ran: dict[int, int] = {}
     looked_at: dict[int, set[str]] = {}
@@ -218,7 +214,7 @@ def test_it_measures_the_first_batch_and_when_it_is_due(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("start", [0, 5000])
 def test_the_first_update_from_a_checkpoint_is_measured(start: int) -> None:
-    """Is it measured, even if the update count restarts (--finetune-from-model, --reset-optimizer)?"""
+    """Is this update measured, even if the update count restarts (--finetune-from-model, --reset-optimizer)?"""
     model = tiny(admin_monitor=4)
     model.set_num_updates(5000)  # fairseq calls it before it loads the weights
     model.load_state_dict(tiny().state_dict())

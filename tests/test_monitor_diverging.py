@@ -1,4 +1,4 @@
-"""Does a diverging Post-LN run get a warning before its loss rises, and Admin at the same learning rate none?"""
+"""Does a diverging Post-LN run get a warning before its loss rises? Does Admin at the same rate get no warning?"""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from fairseq_admin.radam import RAdam
 from recipes.grid.texts import reversed_pairs
 
 LR, WARMUP, SENTENCES, WORDS = 5e-3, 200, 22, 30
-SIZES = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in
-         (("layers", 12), ("embed_dim", 64), ("ffn_embed_dim", 128), ("attention_heads", 4))}  # fmt: skip
+SIZES = reference.sizes(12, 12, 64, 128)
 
 
 def samples() -> list[tuple[torch.Tensor, ...]]:
@@ -79,7 +78,10 @@ def test_post_ln_is_warned_of_before_its_loss_rises(caplog: pytest.LogCaptureFix
 
 @pytest.mark.nightly
 def test_admin_learns_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """At the same learning rate, does Admin learn without a warning, over more updates than Post-LN needed for one?"""
+    """At the same learning rate, does Admin learn without a warning?
+
+    It trains for more updates than Post-LN had before its warning.
+    """
     caplog.set_level(logging.WARNING)
     losses = train("admin", 130)
     assert "sign of divergence" not in caplog.text and rise(losses) is None

@@ -88,5 +88,5 @@ def test_a_scheme_of_another_version_is_named():
     checkpoint.state["args"].admin_scheme = "tomorrow"
     with pytest.raises(AdminError, match="the checkpoint is of the scheme tomorrow; expected one of admin, post-ln"):
         assert checkpoint.scheme
-    del checkpoint.state["args"].admin_scheme  # as before there was a choice
+    del checkpoint.state["args"].admin_scheme  # as in a checkpoint from before the choice of schemes
     assert Checkpoint(checkpoint.state).scheme_name == "admin"

@@ -66,7 +66,7 @@ def kill_at(stage: str, runs: Path, *given: str) -> None:
 
 @pytest.mark.slow
 def test_iwslt14_from_download_to_a_score_killed_three_times(source, tmp_path):
-    """Killed during text, training and translation, the recipe gives the same text as without kills, and one row."""
+    """A recipe is killed while it makes the text, trains and translates. It still makes the same text and one row."""
     whole, runs = tmp_path / "whole", tmp_path / "runs"
     given = [f"RUNS={runs}", "ANALYSES=", *source]
     assert make("iwslt14-prepare", f"RUNS={whole}", *source).returncode == 0
@@ -136,7 +136,7 @@ def test_wmt14_from_download_to_a_score(recipe, target, source, tmp_path):
 
 
 def test_a_text_is_compared_with_what_is_published(tmp_path, caplog):
-    """A wrong number of pairs is refused. A message says whether the files are fairseq's, by git blob ids."""
+    """A wrong number of pairs is refused. A message says whether the files equal fairseq's, by git blob ids."""
     settings = planned("iwslt14").settings
     assert settings.EXPECT == ("160239", "7283", "6750") and settings.BLOBS["split/train.de"].startswith("30660ed508af")
     for language in ("de", "en"):

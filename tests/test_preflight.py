@@ -20,7 +20,10 @@ def make(recipe: str, *variables: str) -> subprocess.CompletedProcess:
 
 
 def test_a_forecast_is_of_the_updates_after_the_first_ones():
-    """A forecast skips three slow updates. 10 epochs of 40 updates of 2 s take 800 s: 4.00 at 9 per device hour."""
+    """A forecast leaves out three slow updates.
+
+    10 epochs of 40 updates of 2 s take 800 s. On two devices, at a price of 9 an hour and device, they cost 4.00.
+    """
     speeds = [0, 1, 1, *[50] * 7]
     found = [{"wps": v, "wpb": 100, "num_updates": str(n), "update": n / 40} for n, v in enumerate(speeds, start=1)]
     settings = Demo(EPOCHS=10, PRICE=9.0)
@@ -33,7 +36,7 @@ def test_the_disk_must_hold_archives_text_and_checkpoints(tmp_path, monkeypatch)
     """The disk must hold archives, text and checkpoints.
 
     The archive has 657,632,379 bytes, with 11 bytes of text for each. There are 14 checkpoints of 12 bytes per
-    parameter, and an average and a model of 4.
+    parameter. The average and the model have 4 bytes per parameter each.
     """
     planned = recipe.read("iwslt14", {"RUNS": str(tmp_path), "GPUS": "1"})
     archives = ["training-parallel-europarl-v7.tgz"]

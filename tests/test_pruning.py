@@ -9,7 +9,7 @@ import reference
 import torch
 from conftest import train
 from kinds import KINDS, logits
-from torch import Tensor, nn
+from torch import nn
 
 from fairseq_admin import cli
 from fairseq_admin.checkpoints import files
@@ -80,36 +80,21 @@ def test_layers_that_are_not_there() -> None:
 
 # From the command line -----------------------------------------------------------------------------------------------
 
-PRUNED = ["--decoder-layers-to-keep", 1]
 
-
-@pytest.fixture(scope="module")
-def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """checkpoint_last.pt of a run of ten updates, with two layers per stack."""
-    return trained_in(tmp_path_factory.mktemp("whole"), corpus)
-
-
-def trained_in(folder: Path, corpus: Path, *arguments: object) -> Path:
-    train(corpus, folder, "--disable-validation", "--max-update", 10, *arguments)
-    return folder / "checkpoint_last.pt"
-
-
-def weights(path: Path) -> dict[str, Tensor]:
-    return files.read(path)["model"]
-
-
-def test_training_on(corpus: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_training_on(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Does a fine-tuned pruned model have its smaller depth, resume with the same command, and fold?"""
-    finetune = [*PRUNED, "--finetune-from-model", trained]
-    tuned = trained_in(tmp_path / "tuned", corpus, *finetune)
-    state = files.read(tuned)
+    whole, tuned = tmp_path / "whole/checkpoint_last.pt", tmp_path / "tuned/checkpoint_last.pt"
+    finetune = ["--disable-validation", "--decoder-layers-to-keep", 1, "--finetune-from-model", whole, "--max-update"]
+    train(corpus, whole.parent, "--disable-validation", "--max-update", 10)
+    train(corpus, tuned.parent, *finetune, 10)
+    weights, state = files.read(whole)["model"], files.read(tuned)
     assert state["cfg"]["model"]["decoder_layers"] == 1 and state["cfg"]["model"]["decoder_layers_to_keep"] is None
-    whole, first = omegas(weights(trained))["decoder"], "layers.0.self_attn"
-    stays, learns = omegas(state["model"])["decoder"][first], "decoder.layers.0.fc1.weight"
-    assert torch.equal(stays, whole["layers.1.self_attn"].float().double()) and stays.unique().numel() > 1
-    assert not torch.equal(state["model"][learns], weights(trained)[learns.replace("0", "1")])
+    stays, learns = omegas(state["model"])["decoder"]["layers.0.self_attn"], "decoder.layers.0.fc1.weight"
+    expected = omegas(weights)["decoder"]["layers.1.self_attn"].float().double()
+    assert torch.equal(stays, expected) and stays.unique().numel() > 1
+    assert not torch.equal(state["model"][learns], weights[learns.replace("0", "1")])
 
-    trained_in(tmp_path / "tuned", corpus, *finetune, "--max-update", 12)
+    train(corpus, tuned.parent, *finetune, 12)
     assert files.read(tuned)["optimizer_history"][-1]["num_updates"] == 12
 
     assert cli.main(["fold", str(tuned), "-o", str(tmp_path / "folded.pt")]) == 0, capsys.readouterr().err

@@ -57,7 +57,8 @@ def diagnose(model, rates=(1e-2,), steps=5000, **options):
 def scripted(monkeypatch):
     """Replace trials by a function (rule, warm-up, rate, steps) -> loss; the plateau is 10.
 
-    Returns the trials that ran. A repetition, from other weights, has the same loss, or that of a second function.
+    Returns the trials that ran. A repetition starts from other weights. It has the same loss, or, if given,
+    the loss of `loss_of_repetition`.
     """
     trials = []
 

@@ -1,18 +1,14 @@
-"""docs/examples, shortened: every method trains at every rate, and Admin folds to the stock model; docstrings."""
+"""docs/examples, shortened: every method trains at every rate, and Admin folds to the stock model."""
 
 from __future__ import annotations
 
-import doctest
 import math
 import re
 import subprocess
 import sys
 
 import pytest
-import torch
 from conftest import ROOT
-
-import fairseq_admin.pytorch as admin
 
 EXAMPLES = {
     "nn_transformer.py": (["post-ln", "pre-ln", "admin"], 20, 2000, []),
@@ -37,10 +33,3 @@ def test_example(name):
     differences = [float(value) for value in re.findall(r"folded: outputs differ by (\S+)$", printed, re.MULTILINE)]
     # float32 has 24 bits, and the outputs are near 1.
     assert len(differences) == 2 and all(0 < value < 1e-4 for value in differences)
-
-
-@pytest.mark.parametrize("function", [admin.attach, admin.profile, admin.fold, admin.diagnose])
-def test_the_docstrings_example(function):
-    torch.manual_seed(1)
-    (example,) = doctest.DocTestFinder().find(function, globs={"torch": torch, "admin": admin})
-    assert example.examples and doctest.DocTestRunner().run(example).failed == 0

@@ -18,7 +18,7 @@ import fairseq_admin.pytorch as admin
 
 
 class Layer(nn.Module):
-    """One Post-LN sub-layer. Tests override `read`, which reads its shortcut, and add modules by name."""
+    """One Post-LN sub-layer. Tests override its method `read`, which reads the shortcut, and add modules by name."""
 
     others = {}
 
@@ -325,7 +325,7 @@ def test_a_shortcut_that_no_norm_wrote_whole_keeps_omega_1(place, still, caplog)
     learned = [f"layers.{i}.norm.omega_delta" for i in range(3) if i != still]
     assert [key for key in model.state_dict() if "delta" in key] == learned
     omega = list(admin.profile(model, 3 * X).values())
-    # But its sum counts for the next ω: Var[3 x] is about 9.
+    # This norm keeps ω = 1, but the next ω takes its sum into account: Var[3 x] is about 9.
     assert omega[still] == 1 and (omega[1] > 2.5) == (place == "before")
 
 
@@ -522,23 +522,6 @@ def test_a_forward_that_failed_leaves_nothing_to_the_next():
     assert not left
 
 
-class Words(nn.Module):
-    """Takes words (B, T), and uses torch's layers with (T, B, C)."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(1)
-        self.words, self.norm = nn.Embedding(20, 8), nn.LayerNorm(8)
-        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0), 3)
-
-    def forward(self, words, src_key_padding_mask=None):
-        return self.encoder(self.norm(self.words(words)).transpose(0, 1), src_key_padding_mask=src_key_padding_mask)
-
-
-WORD_IDS = torch.randint(20, (6, 5), generator=torch.Generator().manual_seed(1))
-PADDING = torch.arange(5) >= torch.tensor([5, 4, 3, 5, 5, 2]).unsqueeze(1)
-
-
 def test_padding_that_is_counted_is_said(caplog):
     """If padding is counted, the log says so once per mask, as for wav2vec 2.0, whose mask covers audio samples."""
     model = Stack(Layer).double()
@@ -595,21 +578,21 @@ def test_positional_arguments_need_no_name():
     admin.fold(model, (X,))
 
 
-class Tokens(Words):
+class Tokens(Stack):
     """Its arguments have the same names as attach's."""
 
     def forward(self, tokens, rule=None, sites=None, omega=None, batch=None):
         assert rule is sites is omega is None
-        return super().forward(tokens, batch)
+        return super().forward(tokens * batch)
 
 
 def test_a_batch_is_one_argument_and_no_name_in_it_is_ours():
     profiles = []
-    for batch in ({"tokens": WORD_IDS, "batch": PADDING}, (WORD_IDS, None, None, None, PADDING)):
-        model = admin.attach(Tokens(), batch)
+    for batch in ({"tokens": X, "batch": 2 * X}, (X, None, None, None, 2 * X)):
+        model = admin.attach(Tokens(Layer).double(), batch)
         profiles.append(admin.profile(model, batch))
         admin.fold(model, batch)
-    assert profiles[0] == profiles[1] and len(profiles[0]) == 6
+    assert profiles[0] == profiles[1] and len(profiles[0]) == 3
 
 
 @pytest.mark.parametrize("call", [admin.attach, admin.profile, admin.fold])

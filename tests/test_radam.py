@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
-import subprocess
-import sys
 
 import pytest
 import reference
 import torch
+from conftest import python
 from fairseq import optim
 from fairseq.optim import OPTIMIZER_REGISTRY, FairseqOptimizer, fp16_optimizer
 from fairseq.optim.adam import FairseqAdamConfig
@@ -163,7 +162,7 @@ def train_half(wrapper, steps, frozen=()):
 
 @pytest.mark.parametrize("frozen", [(), (1,)])
 def test_fp16_that_is_not_flat_is_copied_at_once(frozen):
-    """Is it bit for bit fairseq's own wrapper, with missing gradients, overflows and a resume?"""
+    """Does our wrapper match fairseq's, bit for bit, with missing gradients, overflows and a resume?"""
     results = []
     for kind in (fp16_optimizer.FP16Optimizer, FP16Optimizer):
         params = parameters(torch.float16)
@@ -176,7 +175,7 @@ def test_fp16_that_is_not_flat_is_copied_at_once(frozen):
         assert wrapper.scaler.loss_scale == loss_scale == 64
         moments = [wrapper.optimizer.state[p][name] for p in wrapper.fp32_params for name in ("exp_avg", "exp_avg_sq")]
         wrapper.zero_grad()
-        wrapper._sync_fp16_grads_to_fp32()  # as in a step without a backward before it
+        wrapper._sync_fp16_grads_to_fp32()  # as in a step that follows no backward
         zeros = [p.grad for p in wrapper.fp32_params]
         assert all(p.grad is None for p in params) and not any(zero.any() for zero in zeros)
         results.append([*params, *wrapper.fp32_params, *moments])
@@ -249,7 +248,7 @@ def test_state_dict_continues(split, make, dtype):
 
 
 def test_memory_efficient_fp16_divides_by_the_loss_scale_in_float32():
-    """Do gradients count that float16 can hold only before division by the loss scale and a batch's tokens?"""
+    """Do gradients count that become too small for float16 once divided by the loss scale and a batch's tokens?"""
     scale, tokens = 128.0, 32768
     for gradient in (2e-8, 1e-7, 1e-4):
         (p,) = params = [torch.ones(5, dtype=torch.float16).requires_grad_()]
@@ -267,7 +266,7 @@ def test_memory_efficient_fp16_divides_by_the_loss_scale_in_float32():
 
 @pytest.mark.parametrize(("chunk", "larger"), [(1, [8, 30] + [8] * 22), (24, [30]), (1000, [])])
 def test_parameters_are_cast_a_chunk_at_a_time(chunk, larger, monkeypatch):
-    """Does memory-efficient float16 compute the same, bit for bit, at any chunk size, and keep its copies?"""
+    """Does memory-efficient float16 compute the same, bit for bit, at any chunk size, and reuse its float32 copies?"""
     copied, fresh, results = [], radam.float_copies, []
 
     def counted(chunk, block=None):
@@ -288,7 +287,7 @@ def test_parameters_are_cast_a_chunk_at_a_time(chunk, larger, monkeypatch):
             assert max(copied, default=0) <= max(limit, 30)
         results.append([*params, *(optimizer.state[p][key] for p in params for key in ("step", "exp_avg"))])
     assert all(map(torch.equal, *results))
-    # Copies are made again if other parameters have gradients than before, and for parameters larger than a chunk.
+    # Copies are made again if the set of parameters with gradients changes, and for parameters larger than a chunk.
     copies = [part.copies for part in optimizer.chunks_by_group[0][1] if part.copies]
     sizes = {params[0].untyped_storage().nbytes() for params, _ in copies}
     assert copied == larger and sizes <= {8 * min(chunk, 214)}
@@ -319,7 +318,7 @@ def train_amp(params, optimizer, steps, clip_norm=0.0, overflow=()):
 
 
 def assert_amp_is_float32(handle, clip_norm, place=lambda p: p):
-    """Are gradients, moments and parameters those of float32, bit for bit, as if overflowing steps had not happened?
+    """Do gradients, moments and parameters equal float32's, bit for bit, as if overflowing steps had not happened?
 
     A scale of 2^12 only changes exponents.
     """
@@ -354,7 +353,9 @@ def test_amp_unscales_once(clip_norm, handle):
 @both
 @pytest.mark.parametrize("make", [handled, amp])
 def test_a_resumed_run_has_its_own_shares(make, handle):
-    """Do moments and rate come from the checkpoint, shares from the run, and are other groups refused?
+    """Does a resumed run take moments and rate from the checkpoint, but keep its own groups' shares of the rate?
+
+    Is a checkpoint with other groups refused?
 
     (--amp loads the state without our handle.)
     """
@@ -392,7 +393,7 @@ def test_loaded_state_is_where_the_parameters_are_under_memory_efficient_fp16():
 
 @pytest.mark.parametrize("sizes", [[(3,)], [(3,), (5,)], [(3,), (4,), (5,)]])
 def test_state_of_other_parameters(sizes):
-    """Is the state of other parameters refused: of another number or, if flattened, of another size?"""
+    """Is a state refused if it has another number of parameters or, as after flattening, parameters of another size?"""
     params, others = parameters(shapes=[(3,), (4,)]), parameters(shapes=sizes)
     optimizer = RAdam(others, **SETTINGS)
     train(others, optimizer, [0])
@@ -416,8 +417,7 @@ optimizer.zero_grad()
 optimizer.load_state_dict(optimizer.state_dict())
 sys.exit("torch._dynamo" in sys.modules)
 """
-    process = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr
+    python(source)
 
 
 @once
@@ -457,7 +457,7 @@ def test_wrong_options_are_refused(message):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("limit", [0.0, 1.0, 1e6])
 def test_clips_as_fairseq(limit, dtype):
-    """Up to rounding, are the norm and the clipped gradients fairseq's, with one operation for all norms?
+    """Up to rounding, do the norm and the clipped gradients equal fairseq's? Does one operation compute all norms?
 
     As in fairseq, half-precision numbers are summed in float32.
     """

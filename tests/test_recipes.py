@@ -31,7 +31,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_the_machine_is_one_line(fault):
-    """A machine fault is one line. If the reader of stdout has gone, as with `head -1`, no line is printed."""
+    """A machine fault is reported in one line. If stdout's reader has gone, as with `head -1`, there is no line."""
     code, status, said = FAULTS[fault]
     reader, writer = os.pipe()
     os.close(reader)
@@ -115,7 +115,7 @@ def test_progress_shows_the_pace_and_hides_no_error():
     ticks = iter([100.0, 105.0])
     shown = list(progress(lines, updates=100, clock=lambda: next(ticks)))
     # Ten updates took five seconds; eighty remain.
-    assert "0.50 s/update  40 s left" in shown[1]
+    assert "0.50 s/update  00:40 left" in shown[1]
     assert [line.split()[0] for line in shown[:3]] == ["update"] * 3
     assert "Admin: profiled" in shown[3] and "beware" in shown[4]
     assert shown[5:] == lines[-3:]
@@ -123,7 +123,7 @@ def test_progress_shows_the_pace_and_hides_no_error():
     lines = [log_line("train_inner", 8, 8.0), log_line("train_inner", 24, 7.0), log_line("valid", 24, 6.5)]
     shown = list(progress(lines, epochs=3, clock=lambda: next(ticks)))
     # One epoch took five seconds; one and a half remain.
-    assert shown[1].startswith("epoch   1.50/3  update     24  train  7.000") and "5.00 s/epoch  8 s left" in shown[1]
+    assert shown[1].startswith("epoch   1.50/3  update     24  train  7.000") and "5.00 s/epoch  00:07 left" in shown[1]
 
 
 def test_progress_of_a_translation_is_a_bar(monkeypatch, capsys):
@@ -215,7 +215,7 @@ def run_summary(folder: Path, *others: Path) -> str:
 
 
 def test_rules_of_omega_are_set_side_by_side(tmp_path):
-    """The summary compares omega's rules. Old rows have no rule: for schemes with omega, it was the paper's."""
+    """The summary compares omega's rules. Old rows have no rule: all schemes with omega had the paper's rule."""
     paper, run = (make_run(tmp_path / name) for name in ("admin-cpu-s1", "admin-constant-cpu-s1"))
     run_score(paper)
     run_score(run, rule="constant")

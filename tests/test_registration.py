@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, python
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
 REGISTERED = "from fairseq.models import MODEL_REGISTRY; assert 'transformer_admin' in MODEL_REGISTRY"
-
-
-def output_of(code: str, folder: Path = ROOT) -> str:
-    process = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr
-    return process.stdout
 
 
 @pytest.mark.parametrize(
@@ -28,7 +21,7 @@ def output_of(code: str, folder: Path = ROOT) -> str:
     ],
 )
 def test_registered(code: str) -> None:
-    output_of(code)
+    python(code)
 
 
 ABSENT = "import sys; sys.modules.update(dict.fromkeys(['fairseq', 'transformers', 'hydra', 'omegaconf', 'tqdm']))"
@@ -39,13 +32,12 @@ ABSENT = "import sys; sys.modules.update(dict.fromkeys(['fairseq', 'transformers
 def test_importing_needs_no_fairseq_and_changes_nothing(module: str) -> None:
     """An import changes neither import machinery nor error display, and imports no fairseq."""
     code = f"{ABSENT}; finders = sys.meta_path[:]; import {module}\n"
-    output_of(f"{code}assert sys.meta_path == finders and sys.excepthook is sys.__excepthook__")
+    python(f"{code}assert sys.meta_path == finders and sys.excepthook is sys.__excepthook__")
 
 
 def test_without_fairseq_a_command_names_the_extra() -> None:
     code = f"{ABSENT}; from fairseq_admin import cli; sys.exit(cli.main(['omega', 'model.pt']))"
-    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert process.returncode == 2
+    process = python(code, status=2)
     assert process.stderr.startswith("fairseq-admin: fairseq is not installed. Run pip install ")
     assert "'fairseq-admin[fairseq]'" in process.stderr and len(process.stderr.splitlines()) == 1
 
@@ -56,7 +48,7 @@ def test_other_programs_with_hydra_do_not_import_the_package() -> None:
         "import sys; from hydra.core.plugins import Plugins; Plugins.instance()\n"
         "print([m for m in ('hydra_plugins.fairseq_admin', 'fairseq_admin', 'fairseq') if m in sys.modules])"
     )
-    assert output_of(code) == "['hydra_plugins.fairseq_admin']\n"
+    assert python(code).stdout == "['hydra_plugins.fairseq_admin']\n"
 
 
 def test_hydra_knows_every_registered_name() -> None:

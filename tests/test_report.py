@@ -196,7 +196,10 @@ def test_long_runs_show_some_losses() -> None:
 @pytest.mark.parametrize(("scheme", "layers", "title"), [("peri-ln", 2, "Peri-LN, new layers Pre-LN"),
                                                          ("post-ln", 0, "Post-LN")])  # fmt: skip
 def test_a_pretrained_encoder_is_called_by_its_scheme(scheme: str, layers: int, title: str, tmp_path: Path) -> None:
-    """The title names the encoder's scheme, with new layers or with only a head, as `make deeper` compares them."""
+    """The title names the encoder's scheme, whether the encoder has new layers or only a head.
+
+    `make deeper` compares both kinds of model.
+    """
     options = {"admin_scheme": scheme, "more_layers": layers, "more_scheme": "pre-ln" if layers else None}
     args = Namespace(arch="deeper_admin", task="any", criterion="any", **options)
     Checkpoint({"args": args, "model": deeper.build(Task(), **options).state_dict()}).write(tmp_path / "average.pt")
@@ -227,7 +230,7 @@ def test_names_that_a_figure_could_take_for_something_else(tmp_path: Path) -> No
 
 
 def test_a_folder_without_a_log(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Without a log, the page shows the rest and stderr says so. Without a checkpoint too, the report is refused."""
+    """Without a log, the page shows the rest and stderr says so. Without log and checkpoint, there is no report."""
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "checkpoint_last.pt").symlink_to(folders[0] / "average.pt")

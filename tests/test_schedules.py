@@ -1,4 +1,4 @@
-"""T-Fixup's schedule without warm-up, and training of every scheme and with every optimizer."""
+"""T-Fixup's schedule without warm-up, and training with every scheme and every optimizer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import reference
 import torch
 from fairseq.optim import build_optimizer
 from fairseq.optim.lr_scheduler import build_lr_scheduler
+from kinds import KINDS, STILL
 from torch import nn
 
 from fairseq_admin.errors import AdminError
@@ -18,12 +19,6 @@ OPTIMIZERS = {
     "radam": {"adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8, "weight_decay": 0.0001},
     "adam": {"adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8, "weight_decay": 0.0001, "use_old_adam": True},
     "sgd": {"momentum": 0.9, "weight_decay": 0.0001},
-}
-SIZES = {
-    **{f"{side}_embed_dim": 32 for side in ("encoder", "decoder")},
-    **{f"{side}_ffn_embed_dim": 64 for side in ("encoder", "decoder")},
-    **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
-    **{f"{side}_layers": 2 for side in ("encoder", "decoder")},
 }
 
 
@@ -69,27 +64,17 @@ def test_inverse_sqrt_from_the_start_refuses(options, message):
     ("scheme", "name"), [*((scheme, "radam") for scheme in MODEL_SCHEMES), ("admin", "adam"), ("admin", "sgd")]
 )
 def test_every_scheme_and_every_optimizer_trains(scheme: str, name: str):
-    """After three updates on one batch without dropout, all parameters with a gradient moved, and the loss fell."""
-    options = {**SIZES, "dropout": 0.0, "attention_dropout": 0.0}
-    model = reference.build("transformer_admin", admin_scheme=scheme, **options)
-    # RAdam makes no step in its first five updates, while its variance is intractable: add three more.
+    """On one batch without dropout, the loss falls within three updates."""
+    model = KINDS["translation"].build(admin_scheme=scheme, **STILL)
     optimizer = optimizer_of(name, model.parameters(), {"radam": 1e-3, "adam": 1e-4, "sgd": 1e-2}[name])
     src, lengths, prev = reference.batch(padded=False)
-    target = prev.roll(-1, 1)
-    initial = {key: p.detach().clone() for key, p in model.named_parameters()}
-    losses, moving = [], set()
-    for _ in range(8 if name == "radam" else 3):
+    losses = []
+    # RAdam makes no step in its first five updates, while its variance is intractable: add five more.
+    for _ in range(9 if name == "radam" else 4):
         optimizer.zero_grad()
-        out = model(src, lengths, prev)[0]
-        loss = nn.functional.cross_entropy(out.flatten(0, 1), target.flatten())
-        optimizer.backward(loss)
-        moving |= {key for key, p in model.named_parameters() if p.grad is not None and p.grad.abs().max() > 1e-6}
+        logits = model(src, lengths, prev)[0]
+        losses.append(nn.functional.cross_entropy(logits.flatten(0, 1), prev.roll(-1, 1).flatten()))
+        optimizer.backward(losses[-1])
         optimizer.clip_grad_norm(1.0)
         optimizer.step()
-        losses.append(loss.item())
-    after = nn.functional.cross_entropy(model(src, lengths, prev)[0].flatten(0, 1), target.flatten()).item()
-    assert after < losses[0], [*losses, after]
-    for key, p in model.named_parameters():
-        assert p.isfinite().all(), key
-        assert not torch.equal(initial[key], p) or key not in moving, key
-    assert {key.split(".")[0] for key in moving} == {"encoder", "decoder"}
+    assert losses[-1] < losses[0] and all(p.isfinite().all() for p in model.parameters()), losses

@@ -6,13 +6,13 @@ Schemes share a few mechanisms. Each mechanism is tested in every kind of model,
 from __future__ import annotations
 
 import copy
-import math
+import functools
 import re
-from pathlib import Path
 
 import pytest
 import reference
 import torch
+from golden import schemes as initial
 from kinds import KINDS, STILL, assert_equal, logits, trained
 from reference import PAD
 
@@ -21,7 +21,6 @@ from fairseq_admin.method import provenance, state_dict
 from fairseq_admin.method.initial_weights import deepnorm_gains, t_fixup_gains
 from fairseq_admin.method.schemes import MODEL_SCHEMES, SCHEMES, attentions_of, deepnorm_scales, layers_of, stacks_of
 
-GOLDEN = Path(__file__).parent / "golden" / "schemes.tsv"
 MECHANISMS = ("admin", "pre-ln", "deepnorm", "rezero", "fixup", "b2t", "residual", "keel", "peri-ln")
 """One scheme per mechanism: ω; stock; a constant and weights; a trained scalar without norms; scalar biases; ..."""
 TRANSLATION = KINDS["translation"]
@@ -39,9 +38,6 @@ IN_ALL = [
 @pytest.mark.parametrize(
     ("constants", "depths", "expected"),
     [
-        # 6^4 * 6 = 7776, 16th root r = 1.750541; 0.81 r and 0.87 / r; 4th roots of 18 and of 72.
-        (deepnorm_scales, (6, 6), (1.417938, 2.059767)),
-        (deepnorm_gains, (6, 6), (0.496989, 0.343295)),
         # 60^4 * 12 = 155520000, its 16th root 3.250773; 4th roots of 36 (sqrt 6) and of 144 (sqrt 12).
         (deepnorm_scales, (60, 12), (2.633126, 2.449490)),
         (deepnorm_gains, (60, 12), (0.267629, 0.288675)),
@@ -106,87 +102,49 @@ def test_the_layers_written_out(kind, scheme):
 # Initial weights -----------------------------------------------------------------------------------------------------
 
 
-def golden():
-    table = {}
-    for line in GOLDEN.read_text().splitlines()[1:]:
-        scheme, name, shape, mean, std, law = line.split("\t")
-        table.setdefault(scheme, {})[name] = (tuple(map(int, shape.split("x"))), float(mean), float(std), law)
-    return table
-
-
 def drawn(kind, seeds=10, **options) -> dict[str, torch.Tensor]:
     """Every parameter's values over several seeds, stacked along the first dimension."""
     models = [dict(kind.build(seed=100 + seed, **options).named_parameters()) for seed in range(seeds)]
     return {name: torch.stack([model[name].detach().double() for model in models]) for name in models[0]}
 
 
-@pytest.mark.parametrize("scheme", MODEL_SCHEMES)
-def test_every_parameter_has_its_name_shape_and_initial_law(scheme):
-    expected, parameters = golden()[scheme], drawn(TRANSLATION, admin_scheme=scheme)
-    assert {name for name in parameters if not name.endswith(".omega_delta")} == expected.keys()
-    for name, (shape, mean, std, law) in expected.items():
-        values = parameters[name]
-        assert tuple(values[0].shape) == shape, name
-        if law == "constant":
-            assert torch.all(values == mean), name
-            continue
-        # Six standard errors, plus the golden table's own error: if it was sampled (100 seeds), a third of ours.
-        n = values.numel() / (2 if scheme == "looklinear" and ".fc" in name else 1)  # two equal halves
-        assert abs(values.mean().item() - mean) < 6 * 1.1 * std / math.sqrt(n), name
-        assert values.std(correction=0).item() == pytest.approx(std, rel=6 * 1.25 / math.sqrt(2 * n)), name
-        # Uniform values stay within sqrt(3) standard deviations; of 320 normal values, some exceed two.
-        assert (values.abs().max().item() < 2 * std) == (law == "uniform"), name
+@functools.cache
+def stock_laws(name: str) -> dict[str, dict[str, initial.Law]]:
+    """The laws of fairseq's own models of a kind, by the scheme that they compute."""
+    kind, laws = KINDS[name], {}
+    for scheme, flags in kind.parts.items():
+        values = drawn(kind._replace(build=kind.stock), initial.SEEDS, **dict.fromkeys(flags, True))
+        laws[scheme] = {key: initial.measured(value) for key, value in values.items()}
+    return laws
 
 
-LINEARS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
-FFN = {"fc1": 1.0, "fc2": 1.0}
-ALONE = {
-    "admin": FFN,
-    # (8 · 3)^(-1/4) and (9 · 3)^(-1/4)
-    "deepnorm": {"q_proj": 1.0, "k_proj": 1.0, **dict.fromkeys(("v_proj", "out_proj", "fc1", "fc2"), 24**-0.25)},
-    "t-fixup": {"q_proj": 1.0, "k_proj": 1.0, **dict.fromkeys(("v_proj", "out_proj", "fc1", "fc2"), 27**-0.25)},
-    # 6 branches of 4 or 2 linear layers; fairseq's own gain for queries, keys and values
-    "fixup": {
-        **dict.fromkeys(("q_proj", "k_proj", "v_proj"), 2**-0.5 * 6 ** (-1 / 6)),
-        **{"out_proj": 0.0, "fc1": 6 ** (-1 / 2), "fc2": 0.0},
-    },
-    "looklinear": FFN,
-    "pre-ln": {},
-}
-"""Xavier gain of the matrices that a scheme draws, in a model of one stack of 3 layers."""
+ALONE = ("admin", "deepnorm", "fixup", "looklinear", "pre-ln")
 BY_OPTION = [("translation", "admin"), ("translation", "residual"), ("masked", "post-ln"), ("masked", "b2t-code")]
 
 
 @pytest.mark.parametrize(
-    ("name", "scheme", "law"),
+    ("name", "scheme", "ffn"),
     [
-        *((name, scheme, None) for name in ("language", "masked") for scheme in ALONE if scheme != "t-fixup"),
+        *(("translation", scheme, None) for scheme in MODEL_SCHEMES),
+        *((name, scheme, None) for name in ("language", "masked") for scheme in ALONE),
         ("language", "t-fixup", None),  # its paper has no gain for an encoder alone
-        *((name, scheme, law) for name, scheme in BY_OPTION for law in ("xavier", "stock")),
+        *((name, scheme, ffn) for name, scheme in BY_OPTION for ffn in ("xavier", "stock")),
     ],
 )
-def test_initial_law_of_one_stack_and_of_an_option(name, scheme, law):
-    """One stack has its scheme's law, and --admin-ffn-init selects the feed-forward's, whatever the scheme's default.
+def test_every_parameter_has_its_name_shape_and_initial_law(name, scheme, ffn):
+    """In models of both stacks every parameter has its law; in a model of one stack every linear layer.
 
-    Other matrices, and b2t-code's before scaling, follow fairseq's law: RoBERTa's N(0, 0.02²) with zero biases.
+    --admin-ffn-init selects the feed-forward's law, whatever the scheme's default.
     """
-    kind = KINDS[name]
-    stock, parameters = drawn(kind._replace(build=kind.stock)), drawn(kind, admin_scheme=scheme, admin_ffn_init=law)
-    gains = ALONE[scheme] if law is None else FFN if law == "xavier" else {}
-    keys = [key for key in stock if key.split(".")[-2] in LINEARS and not (scheme == "fixup" and key.endswith("bias"))]
-    assert len(keys) >= 3 * 6
-    for key in keys:
-        part, values = key.split(".")[-2], parameters[key]
-        std = stock[key].std(correction=0).item()
-        if part in gains and key.endswith("weight"):
-            std = gains[part] * math.sqrt(2 / sum(values.shape[1:]))
-        elif part in gains and part in FFN:
-            std = 0.0
-        if scheme == "b2t-code" and key.endswith("weight"):
-            std *= 3**-0.5
-        # The deviation of n normal values has error 1/sqrt(2 n), and so has stock's. Looks-linear repeats half its
-        # values.
-        assert values.std(correction=0).item() == pytest.approx(std, rel=6 / math.sqrt(values.numel())), key
+    parameters = drawn(KINDS[name], admin_scheme=scheme, admin_ffn_init=ffn)
+    laws = initial.expected(scheme, stock_laws(name), ffn)
+    if name == "translation":
+        assert {key for key in parameters if not key.endswith(".omega_delta")} == laws.keys()
+    else:
+        laws = {key: law for key, law in laws.items() if initial.LINEAR.fullmatch(key)}
+        assert len(laws) >= 3 * 6
+    for key, law in laws.items():
+        initial.assert_law(parameters[key], law, f"{scheme}: {key}")
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
@@ -245,7 +203,7 @@ STOCK = [
     ("name", "scheme", "options"), STOCK, ids=lambda it: it if isinstance(it, str) else "-".join(it) or "plain"
 )
 def test_stock_schemes_are_stock(name, scheme, options):
-    """From the same seed, keys, weights, logits, gradients and trained weights are stock fairseq's, bit for bit."""
+    """With the same seed, keys, weights, logits, gradients and trained weights equal stock fairseq's, bit for bit."""
     kind = KINDS[name]
     ours = kind.build(admin_scheme=scheme, **options)
     stock_options = {option: value for option, value in options.items() if option != "admin_ffn_init"}
@@ -422,27 +380,15 @@ def test_scale_is_loaded_with_the_weights():
         ("translation", {"admin_monitor": -1}, "^--admin-monitor is -1; expected at least 0"),
         ("translation", {"base_layers": 1}, "^--base-layers 1 was given"),
         ("translation", {"admin_ffn_init": "kaiming"}, "^--admin-ffn-init is kaiming; expected one of xavier, stock"),
-        (
-            "translation",
-            {"admin_scheme": "deepnorm", "admin_init": "log"},
-            "^--admin-init log was given with --admin-scheme deepnorm, which has no omega to set.",
-        ),
-        (
-            "translation",
-            {"admin_scheme": "fixup", "admin_ffn_init": "stock"},
-            "^--admin-ffn-init stock was given with --admin-scheme fixup, which draws",
-        ),
+        ("translation", {"admin_scheme": "deepnorm", "admin_init": "log"}, "^--admin-init log .* has no omega to set."),
+        ("translation", {"admin_scheme": "fixup", "admin_ffn_init": "stock"}, "^--admin-ffn-init stock .*which draws"),
         (
             "translation",
             {"admin_scheme": "pre-ln", "encoder_normalize_before": True},
-            "^--encoder-normalize-before was given, .* for Pre-LN give --admin-scheme pre-ln",
+            "give --admin-scheme pre-ln",
         ),
         ("translation", {"decoder_normalize_before": True}, "^--decoder-normalize-before was given"),
-        (
-            "translation",
-            {"admin_scheme": "keel", "cross_self_attention": True},
-            "^--cross-self-attention was given with",
-        ),
+        ("translation", {"admin_scheme": "keel", "cross_self_attention": True}, "^--cross-self-attention was given"),
         ("translation", {"admin_scheme": "keel", "no_cross_attention": True}, "^--no-cross-attention was given with"),
         ("translation", {"admin_scheme": "looklinear", "encoder_ffn_embed_dim": 63}, "^looklinear needs .* 63 wide"),
         ("language", {"decoder_normalize_before": True}, "^--decoder-normalize-before was given, .* pre-ln"),
@@ -458,6 +404,3 @@ def test_scale_is_loaded_with_the_weights():
 def test_refusals(name, options, message):
     with pytest.raises(AdminError, match=message):
         KINDS[name].build(**options)
-
-
-# Whole runs ----------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ REFERENCES = [
 
 
 def test_tokenised_bleu_is_fairseqs(tmp_path):
-    """Is tokenised BLEU fairseq-score's BLEU4 of the same tokens?"""
+    """Does tokenised BLEU equal the BLEU4 that fairseq-score gives for the same tokens?"""
     write_lines(tmp_path / "hypotheses", HYPOTHESES)
     write_lines(tmp_path / "references", REFERENCES)
     given = ["--sys", tmp_path / "hypotheses", "--ref", tmp_path / "references"]
@@ -47,7 +47,7 @@ def test_tokenised_bleu_is_fairseqs(tmp_path):
     ],
 )
 def test_compounds_are_split_as_the_script_splits_them(tokens, split):
-    """Is the split that of perl -ple with the substitution in fairseq's compound_split_bleu.sh?"""
+    """Are words split as `perl -ple` splits them with the substitution in fairseq's compound_split_bleu.sh?"""
     assert score.split_compounds(tokens) == split
 
 
@@ -64,7 +64,7 @@ def test_a_model_of_lower_case_text_is_scored_without_case():
 
 
 def test_chinese_is_scored_by_its_characters():
-    """Does Chinese, scored by characters, match itself with other spaces? With 13a, no word would match."""
+    """Does Chinese, scored by characters, match the same text with different spaces? With 13a, no word would match."""
     raw = ["\u6211\u4eec\u4eca\u5929\u53bb\u5b66\u6821\u3002"]
     for code in ("zh", "zh_CN", "yue"):
         found = score.scores(Text("en", code), ["\u6211\u4eec \u4eca\u5929\u53bb \u5b66\u6821 \u3002"], raw, raw, False)

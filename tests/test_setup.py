@@ -1,4 +1,4 @@
-"""`make setup` makes the requested environment, and a complete one. (Python and pip are fakes.)"""
+"""`make setup` makes the requested environment, and repairs an incomplete one. (Python and pip are fakes.)"""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def setup(folder: Path) -> Callable[..., tuple[bool, str]]:
     [
         ("", ["PYTHON={}/python"], False),  # everything is installed
         ("", ["PYTHON={}/python", OTHER], True),
-        ("", [OTHER], True),  # uses the environment's own Python: python3 may be one without such a torch
+        ("", [OTHER], True),  # the environment's own Python is used: this torch may not exist for python3
         ("touch -d @0 venv/ready", [], False),  # setup.py or requirements.lock is newer, as after git pull
         ("rm venv/ready; touch venv/bin/nopip", [], True),  # python -m venv was killed, or python3-venv is missing
         ("echo 3.12 > python.version", ["PYTHON={}/python"], True),
@@ -117,7 +117,7 @@ def test_what_someone_else_made_stays(script: str, given: str, message: str, fol
 
 
 def test_two_makes_set_it_up_once(folder: Path) -> None:
-    """Of two makes, the second waits, and then has nothing to do."""
+    """If two makes run at once, the second waits, and then has nothing to do."""
     (folder / "python").write_text(STUB.replace('"-m venv "*)', '"-m venv "*) sleep 3;'))
     both = [make(folder, f"PYTHON={folder}/python") for _ in range(2)]
     messages = [process.communicate(timeout=60)[1] for process in both]

@@ -6,15 +6,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import TRAIN, Run, run_module, train
+from conftest import SEARCH, TRAIN, generate, hypotheses, train
+from reference import TINY
 
 from fairseq_admin import cli
-
-SEARCH = "--cpu --beam 2 --max-len-b 20 --required-batch-size-multiple 1 --num-workers 0".split()
 
 
 @pytest.fixture(scope="module")
@@ -28,62 +26,30 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def python(*arguments: object, env: dict[str, str], cwd: Path, text: str = "") -> subprocess.CompletedProcess:
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, env=env, cwd=cwd, input=text, capture_output=True, text=True)
-
-
-def hypotheses(output: str) -> dict[int, tuple[str, float]]:
-    """Parse the output of fairseq-generate or fairseq-interactive: number -> (hypothesis, score)."""
-    parsed = {int(m[1]): (m[3], float(m[2])) for m in re.finditer(r"^H-(\d+)\t(\S+)\t(.*)$", output, re.MULTILINE)}
-    assert parsed, output[-4000:]
-    return parsed
-
-
-def same(one: dict[int, tuple[str, float]], other: dict[int, tuple[str, float]]) -> bool:
-    """Whether hypotheses are equal and scores close: log-probabilities may differ by 1e-5 per word, of at most 20."""
-    assert one.keys() == other.keys()
-    return all(one[n][0] == other[n][0] and abs(one[n][1] - other[n][1]) < 1e-4 for n in one)
-
-
 @pytest.fixture(scope="module")
 def unfolded(corpus: Path, trained: Path) -> dict[int, tuple[str, float]]:
     """The unfolded model's hypotheses for the test set."""
-    arguments = [corpus, "--user-dir", "fairseq_admin", "--path", trained / "last.pt", "--gen-subset", "test", *SEARCH]
-    return hypotheses(run_module("fairseq_cli.generate", *arguments, log=trained / "generate.log").output)
+    return generate(corpus, trained / "last.pt", log=trained / "generate.log")
 
 
-def test_generate(corpus, trained, unfolded, without_plugin, tmp_path):
-    arguments = [corpus, "--path", trained / "folded.pt", "--gen-subset", "test", *SEARCH]
-    result = python("-m", "fairseq_cli.generate", *arguments, env=without_plugin, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr[-4000:]
-    assert len(unfolded) == 20 and same(hypotheses(result.stdout), unfolded)
-
-
-def test_interactive(corpus, trained, unfolded, without_plugin, tmp_path):
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [("generate", ["--gen-subset", "test"]), ("interactive", ["--buffer-size", 20, "--max-tokens", 1000])],
+)
+def test_translations(command, options, corpus, trained, unfolded, without_plugin, tmp_path):
     sources = (corpus.parent / "test.a").read_text()
-    arguments = [corpus, "--path", trained / "folded.pt", "--buffer-size", 20, "--max-tokens", 1000, *SEARCH]
-    result = python("-m", "fairseq_cli.interactive", *arguments, env=without_plugin, cwd=tmp_path, text=sources)
+    arguments = [corpus, "--path", trained / "folded.pt", *options, *SEARCH]
+    line = [sys.executable, "-m", f"fairseq_cli.{command}", *map(str, arguments)]
+    result = subprocess.run(line, env=without_plugin, cwd=tmp_path, input=sources, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-4000:]
-    assert same(hypotheses(result.stdout), unfolded)
-
-
-def test_validate(corpus: Path, trained: Path, run: Callable[..., Run]) -> None:
-    """fairseq-validate prints the same loss as training, with the criterion that the checkpoint names."""
-    arguments = ["--path", trained / "folded.pt", "--valid-subset", "valid", "--max-tokens", 300, "--cpu"]
-    arguments += ["--num-workers", 0]
-    result = run("fairseq_cli.validate", corpus, "--task", "translation", *arguments)
-    assert result.status == 0, result.output[-4000:]
-    printed = (trained / "log0").read_text().rsplit("valid on 'valid' subset | loss ")[-1].split()[0]
-    assert f"loss {printed} " in result.output, result.output[-500:]
+    # Log-probabilities may differ by 1e-5 per word, of at most 20.
+    expected = {number: (text, pytest.approx(score, abs=1e-4)) for number, (text, score) in unfolded.items()}
+    assert len(expected) == 20 and hypotheses(result.stdout) == expected
 
 
 def test_fine_tuning_stock(corpus: Path, trained: Path, tmp_path: Path) -> None:
     """Stock fairseq-train continues from the folded weights: its first loss is near the last, not the initial, loss."""
-    sizes = [f"--{s}-{n}={v}" for s in ("encoder", "decoder") for n, v in (("layers", 2), ("embed-dim", 64))]
-    sizes += [
-        f"--{s}-{n}={v}" for s in ("encoder", "decoder") for n, v in (("ffn-embed-dim", 128), ("attention-heads", 4))
-    ]
+    sizes = [f"--{name.replace('_', '-')}={size}" for name, size in TINY.items()]
     options = [option for option in TRAIN if option not in ("--user-dir", "fairseq_admin")]
     options[options.index("transformer_admin_tiny")] = "transformer"
     options[options.index("radam")] = "adam"

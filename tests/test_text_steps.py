@@ -164,7 +164,7 @@ def test_removed_characters_are_counted_and_said(tmp_path, caplog):
     assert notes == [f"{tmp_path}/x.de: 3 control or format characters are not in the tokens: U+200B (2), U+FEFF (1)."]
 
 
-# -- cleaning: the expected outcomes are those of clean-corpus-n.perl ------------------------------------------------
+# -- cleaning: the expected outcomes come from clean-corpus-n.perl ---------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,8 @@ def test_a_line_too_long_for_the_model_is_found_at_once(codes, tmp_path, caplog,
     bpe.apply(*arguments, "skip")
     assert f"{message}; skipped" in caplog.text and read_lines(tmp_path / "bpe/test.de") == lines
     assert pairs.skipped(tmp_path / "bpe/test", ["de"]) == {2, 4}
-    # Training texts are not checked for long lines. A line that cleaning drops is not counted, but keeps its number.
+    # Training texts are not checked for long lines. A line that cleaning drops is not reported as too long, but the
+    # numbers of the later lines still count it.
     bpe.apply(*arguments)
     write_lines(tmp_path / "test.en", ["", *lines[1:4], "b"])
     both, clean = [tmp_path / "test.de", tmp_path / "test.en"], "--lengths 1 2000 --ratio 9".split()

@@ -27,7 +27,7 @@ BF16 = ["--bf16", "--fp16-no-flatten-grads", "--max-update", "3"]
 
 def test_bf16_trains(run, corpus, tmp_path):
     given = [corpus, *TRAIN, *BF16, "--save-dir", tmp_path / "run"]
-    # Why the step is needed: the day this fails, fairseq-train has learnt it.
+    # fairseq-train cannot do this. If this check fails one day, the recipe's own step is no longer needed.
     assert run("fairseq_cli.train", *given).status != 0
     assert not (tmp_path / "run/checkpoint_last.pt").exists()
     done = run("recipes.steps.train", *given)
@@ -59,7 +59,7 @@ ONE_UPDATE_AN_EPOCH = (
 
 def test_an_update_that_ends_an_epoch_has_its_checkpoint(run, corpus, tmp_path):
     given = [corpus, *TRAIN, *ONE_UPDATE_AN_EPOCH, "--keep-interval-updates", 2]
-    # Why the step is needed: the day this fails, fairseq-train has learnt it.
+    # fairseq-train cannot do this. If this check fails one day, the recipe's own step is no longer needed.
     assert run("fairseq_cli.train", *given, "--max-update", 4, "--save-dir", tmp_path / "stock").status == 0
     assert names(tmp_path / "stock") == {"checkpoint_best.pt"}
     logs = {}
@@ -140,7 +140,10 @@ def state(path: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 def test_a_training_that_is_told_to_stop_goes_on_bit_for_bit(corpus, tmp_path):
-    """A training stopped in mid-epoch resumes bit for bit, for two more epochs, with an uninterrupted one's batches."""
+    """A training that is stopped in mid-epoch resumes bit for bit.
+
+    For two more epochs, it has the same batches as an uninterrupted training.
+    """
     options = [*BY_UPDATES, *own_batches()]
     whole = started(corpus, tmp_path / "whole", *options)
     assert whole.wait(300) == 0, whole.stdout.read()

@@ -10,15 +10,13 @@ import json
 import math
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, Run, one_line_error, run_module, train
+from conftest import Run, needs, one_line_error, preprocess, python, train
 
 from fairseq_admin import cli
 from fairseq_admin.checkpoints import files
@@ -67,10 +65,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "codes").write_text("".join(f"{merge}\n" for merge in merges))
     for (name, language), lines in tokens.items():
         (folder / f"{name}.{language}").write_text("".join(f"{line}\n" for line in BPE(folder / "codes").apply(lines)))
-    prefixes = [f"--{name}pref={folder / name}" for name in raw]
-    arguments = ["-s", "de", "-t", "en", *prefixes, "--destdir", folder / "bin", "--joined-dictionary"]
-    result = run_module("fairseq_cli.preprocess", *arguments, log=folder / "log")
-    assert result.status == 0, result.output
+    preprocess(folder, "-s", "de", "-t", "en", "--joined-dictionary")
     return folder
 
 
@@ -106,7 +101,7 @@ def folded(admin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ct2(folded: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model, exported to CTranslate2."""
-    pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
+    needs("ctranslate2")
     folder = tmp_path_factory.mktemp("ct2") / "model"
     assert command("export", folded, "--to", "ctranslate2", "-o", folder, "--data", data) == 0
     return folder
@@ -231,12 +226,12 @@ def test_a_recipes_folder_is_its_model(folded: Path, data: Path, text: Path, tmp
 
 
 def test_ctranslate2_needs_no_torch(ct2: Path, tmp_path: Path) -> None:
-    """Does translating with CTranslate2 not import torch? Imports take most of the time of a sentence."""
+    """Does translating with CTranslate2 not import torch? The import takes longer than translating a sentence."""
     (tmp_path / "in").write_text("baki.\n")
     arguments = ["translate", str(ct2), str(tmp_path / "in"), "-o", str(tmp_path / "out")]
     imported = "{'torch', 'fairseq'} & {*sys.modules}"
     code = f"import sys; from fairseq_admin import cli; cli.main({arguments}); print({imported})"
-    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    process = python(code)
     assert process.stdout == "set()\n" and (tmp_path / "out").exists(), process.stderr
 
 
@@ -291,7 +286,10 @@ CHANGES = {"codes": lambda path: path.write_text("b a 1\n"), "text.json": Text("
 def test_another_models_files_of_equal_size_are_refused(
     admin: Path, data: Path, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture, refused: Callable
 ) -> None:
-    """Are another model's files refused? Training records the dictionaries; `fold --data` also merges and settings."""
+    """Are another model's files refused?
+
+    Training records the dictionaries. `fold --data` records the merges and the settings, too.
+    """
     folded, other = tmp_path / "model.pt", tmp_path / "data"
     assert command("fold", admin, "-o", folded, "--data", data / "bin") == 0
 
@@ -326,7 +324,7 @@ def test_an_exported_folder_knows_its_files(
         assert f"{other / name} is another model's: {folder} was" in refused(folder, text, "--data", other)
     (folder / "fingerprints.json").write_text("[]")
     assert f"{folder}/fingerprints.json holds no fingerprints" in refused(folder, text)
-    (folder / "fingerprints.json").unlink()  # as in older folders, or those of another converter
+    (folder / "fingerprints.json").unlink()  # as in older folders, or in folders of another converter
     assert command("translate", folder, text, "--device", "cpu") == 0
 
 
@@ -339,7 +337,7 @@ def test_broken_folders_are_one_line(ct2: Path, text: Path, tmp_path: Path, refu
 def test_a_gpu_without_the_libraries_of_ctranslate2(
     ct2: Path, text: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable
 ) -> None:
-    """Is a missing CUDA library one line? ctranslate2 loads it at the first batch, not with the model."""
+    """Is a missing CUDA library reported in one line? ctranslate2 loads it at the first batch, not with the model."""
     import ctranslate2
 
     def fail(*_: object, **__: object) -> None:

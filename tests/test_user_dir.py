@@ -29,7 +29,7 @@ INSTALLED = __version__ + ".dev1"
 
 
 def environment(folder: Path, *install: str) -> Path:
-    """Make a virtual environment with this one's packages and a copy of ours that pip installs. Returns its python.
+    """Make a virtual environment with this one's packages, and let pip install a copy of ours. Returns its python.
 
     fairseq also looks for a user-dir next to itself, so it must be in the folder that pip installs into.
     """
@@ -60,7 +60,10 @@ def environment(folder: Path, *install: str) -> Path:
 
 @pytest.fixture(scope="module")
 def pythons(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Name -> python: of these tests, or of an environment with a copy installed as from PyPI, or editable."""
+    """A function from a name to a Python. "ours" is the Python of these tests.
+
+    "installed" is an environment with a copy installed as from PyPI, and "editable" one with an editable copy.
+    """
     install = {"installed": (), "editable": ("-e",)}
 
     @functools.cache

@@ -1,4 +1,4 @@
-"""fairseq-admin analyze: its options, the subject, and three files, all or none.
+"""fairseq-admin analyze: add its options, build the subject, measure it, and write all result files or none.
 
 Slow imports wait until a measure runs, so --help answers at once.
 """
@@ -27,10 +27,10 @@ SUFFIXES = (".json", ".png", ".svg")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the verb's options, except those of a model.
+    """Add the options of `analyze`. `add_model` adds the options of a fresh model.
 
     Args:
-        parser: the verb's.
+        parser: the parser of `analyze`.
     """
     parser.add_argument("what", choices=list(MEASURES), help="; ".join(f"{k}: {v.text}" for k, v in MEASURES.items()))
     parser.add_argument("checkpoints", type=model, nargs="*", metavar="CHECKPOINT", help="a trained model")
@@ -65,7 +65,7 @@ def add_model(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Add the options of a fresh model, if the arguments name a known --arch.
 
     Args:
-        parser: the verb's.
+        parser: the parser of `analyze`.
         arguments: the command line after the verb.
     """
     finder = argparse.ArgumentParser(add_help=False)
@@ -127,7 +127,8 @@ def run(args: argparse.Namespace) -> str:
     for path in paths:
         outputs.check_writable(path, inputs)
     with contextlib.ExitStack() as taking:
-        parts = [taking.enter_context(outputs.replacing(path)) for path in paths]  # before the work, not after it
+        # Before the work starts, so that a path that cannot be written is refused at once.
+        parts = [taking.enter_context(outputs.replacing(path)) for path in paths]
         if not args.json:
             need("matplotlib")
         measure, subject = module_of(args.what), _subject(args)

@@ -3,9 +3,10 @@
     x̂_i = Σ_{j≤i} β_{i,j} â_j        x̂_i   sum of sub-layer i, normalised
                                       â_j   output of branch j, normalised; â_0 is the stack's input
 
-The sum of sub-layer i consists of one part per branch. A norm subtracts a mean from each part, divides and scales it; a
-shortcut's scale multiplies it. The parts are followed through the stack exactly, with the means and deviations of these
-sentences. β_{i,j} is the size of part j in x̂_i:
+The sum of sub-layer i consists of one part per branch. A norm subtracts each part's mean, divides the part by the
+deviation of the sum, and multiplies it by the norm's weight. A shortcut's scale multiplies the part. This file follows
+the parts through the stack exactly, with the means and deviations that occur on the measured sentences. β_{i,j} is the
+size of part j in x̂_i:
 
     β_{i,j}² = E[ part_j² ],    the mean over channels and positions of the part divided by the sum's deviation there
 

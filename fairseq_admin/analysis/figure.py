@@ -1,4 +1,7 @@
-"""The look of every figure: legible when small, in print and to the colour-blind. (matplotlib is imported late.)"""
+"""The look of every figure. It stays legible when small, when printed, and for colour-blind readers.
+
+matplotlib is imported only when a figure is drawn.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # also what the measures call them
+if TYPE_CHECKING:  # the measures write their annotations with these names too
     from matplotlib.axes import Axes as Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure as Figure
@@ -50,13 +53,13 @@ LOOK: Any = {
 
 
 def panels(count: int, height: float = 3.2, rows: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
-    """Make a figure and its panels. (Not by pyplot, which keeps every figure.)
+    """Make a figure and its panels. (pyplot would keep every figure in memory, so it is not used.)
 
     Args:
-        count: panels in a row.
-        height: of the figure, in inches.
-        rows: rows of panels.
-        options: for matplotlib's subplots.
+        count: number of panels in a row.
+        height: height of the figure, in inches.
+        rows: number of rows of panels.
+        options: options of matplotlib's `subplots`.
 
     Returns:
         The figure, and its panels row by row.
@@ -72,9 +75,9 @@ def heat_map(axes: Axes, table: list[list[float]], low: float, **options: Any) -
 
     Args:
         axes: the panel.
-        table: shares, by row.
-        low: lower shares have the lowest colour.
-        options: for matplotlib's imshow.
+        table: the shares, row by row.
+        low: lower end of the colour scale; smaller shares get the same colour as this one.
+        options: options of matplotlib's `imshow`.
 
     Returns:
         The image, for a colour bar.
@@ -100,22 +103,22 @@ def colour(scheme: str) -> str:
     """The colour of a scheme.
 
     Args:
-        scheme: its name.
+        scheme: the scheme's name.
 
     Returns:
-        Its colour, or black.
+        The scheme's colour, or black if it has none.
     """
     return ALWAYS.get(scheme, "black")
 
 
 def style(number: int) -> dict[str, Any]:
-    """Matplotlib's options for a line in a figure whose lines are not schemes.
+    """Matplotlib's options for a line that does not stand for a scheme.
 
     Args:
-        number: of the line, from 0.
+        number: the line's index, from 0.
 
     Returns:
-        Its colour and marker.
+        The line's colour and marker.
     """
     return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
 
@@ -124,7 +127,7 @@ def name_as_it_is(name: str) -> str:
     """Escape a name for a label: matplotlib reads $ as mathematics, and hides labels that begin with _.
 
     Args:
-        name: of a file or folder.
+        name: the name of a file or folder.
 
     Returns:
         The label.
@@ -153,8 +156,8 @@ def headline(drawn: FigureBase, title: str, result: dict[str, Any], with_depth: 
     Args:
         drawn: the figure.
         title: the measure.
-        result: of the measure.
-        with_depth: whether to name the depth; not if the figure varies it.
+        result: the measure's result.
+        with_depth: whether the title names the depth. False for a figure that varies the depth.
     """
     model = result["model"]
     depth = "-".join(f"{model[f'{side}_layers']}L" for side in ("encoder", "decoder") if model[f"{side}_layers"])
@@ -179,8 +182,8 @@ def save(draw: Callable[[Any], Figure], result: Any, png: Path, svg: Path) -> No
     """Draw a result as PNG, twice a page's width, and as SVG. The same numbers give the same bytes.
 
     Args:
-        draw: draws the result.
-        result: of a measure.
+        draw: makes the figure from the result.
+        result: the result of a measure.
         png, svg: the files to write.
     """
     import matplotlib
@@ -193,11 +196,11 @@ def save(draw: Callable[[Any], Figure], result: Any, png: Path, svg: Path) -> No
 
 
 def svg(draw: Callable[[Any], Figure], result: Any) -> str:
-    """Draw a result for a page, with VARIABLES instead of colours.
+    """Draw a result for a page. The CSS variables of VARIABLES replace its colours.
 
     Args:
-        draw: draws the result.
-        result: of a measure.
+        draw: makes the figure from the result.
+        result: the result of a measure.
 
     Returns:
         The SVG.
@@ -205,7 +208,7 @@ def svg(draw: Callable[[Any], Figure], result: Any) -> str:
     import matplotlib
 
     text = io.StringIO()
-    with matplotlib.rc_context({**LOOK, "svg.hashsalt": None}):  # unique ids in each drawing of a page
+    with matplotlib.rc_context({**LOOK, "svg.hashsalt": None}):  # drawings on one page need different ids
         draw(result).savefig(text, format="svg", metadata={"Date": None}, transparent=True)
     drawing = text.getvalue()
     for colour, variable in VARIABLES.items():

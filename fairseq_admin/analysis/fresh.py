@@ -47,11 +47,11 @@ class Fresh(Subject):
         self.stacks = STACKS[kind]
 
     def make(self, seed: int = 0, **sizes: int) -> BaseFairseqModel:
-        """Build a model as training would, in evaluation mode.
+        """Build the model that training would start from, and put it into evaluation mode.
 
         Args:
-            seed: added to the subject's.
-            sizes: options that replace the subject's, such as encoder_layers.
+            seed: number to add to the subject's seed.
+            sizes: options that replace those of the subject, such as encoder_layers.
 
         Returns:
             The model, its ω profiled on the first sample.

@@ -7,7 +7,7 @@
 - Their lemma 2, at initialisation: the squared norm of the sum in a layer's last sub-layer is 3d/2 for Post-LN and
   between (1 + l/2) d and (1 + 3l/2) d for Pre-LN (d channels; feed-forward layers of d units, Xavier weights).
 
-Gradients are of the mean cross-entropy in nats a predicted token, without label smoothing.
+All gradients are those of the mean cross-entropy, in nats per predicted token, without label smoothing.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ def _by_layer(subject: Subject) -> dict[str, dict[str, Any]]:
 
 
 def _last_feed_forward(subject: Fresh, depths: Sequence[int], repeats: int) -> dict[str, Any]:
-    """The norm of the gradient of the last layer's W2 in every stack, and its power of the depth (None at norm 0)."""
+    """The gradient norm of the last layer's W2 against depth, for every stack, and the exponent of a fitted power law.
+
+    The exponent is None if a norm is 0 or there is only one depth.
+    """
     means: dict[str, list[float]] = {side: [0.0] * len(depths) for side in subject.stacks}
     runs = list(itertools.product(enumerate(depths), range(repeats)))
     for (place, depth), repeat in progress("gradients by depth", runs, " models"):
@@ -130,7 +133,7 @@ def draw(result: dict[str, Any]) -> figure.Figure:
         panels[0].plot(places, values, label=side, markevery=max(1, len(values) // 12), **look)
         for name, values in stack["feed-forward"].items():
             face = "white" if name == "W2" else colour
-            label = f"{side[:3]}. {name}"  # short, for the legend to hide no line
+            label = f"{side[:3]}. {name}"  # short, so that the legend covers no line
             panels[1].plot(range(1, len(values) + 1), values, label=label, markerfacecolor=face, **look)
         if last:
             power = last["power of the depth"][side]

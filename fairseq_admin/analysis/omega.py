@@ -1,4 +1,4 @@
-"""ω by sub-layer: profiled, trained, and by the rules that use the depth alone (section 4.3)."""
+"""ω of each sub-layer: the profiled and the trained value, and the values of the depth rules (section 4.3)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def by_stack(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
         weights: a model's state dict.
 
     Returns:
-        By side: the names of the sub-layers, and a list over them of each kind of ω.
+        By side: the sub-layers' names, and each kind of ω. The profiled and the trained ω are lists with one entry per
+        sub-layer; each depth rule gives one value.
     """
     # Without omega_delta, omegas() returns the profiled ω.
     profiled = state_dict.omegas({key: it for key, it in weights.items() if not key.endswith(state_dict.OMEGA_DELTA)})
@@ -61,7 +62,7 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
         )
     if not subject.checkpoints:
         stacks = {side: {**stack, "trained": None} for side, stack in stacks.items()}
-        if subject.has_samples:  # profiling took the first batch alone
+        if subject.has_samples:  # profiling used only the first batch
             return {"tokens": subject.tokens(subject.samples[0]), "stacks": stacks}
     return {"stacks": stacks}
 

@@ -1,4 +1,4 @@
-"""The change of a stack's output by a small change of its weights, against depth (Liu et al. 2020, section 4.2).
+"""How much a stack's output changes when its weights change a little, against depth (Liu et al. 2020, section 4.2).
 
     |F(x, W) - F(x, W*)|² (figure 4)       F: a stack of N layers, its output normalised; the mean over its entries
 
@@ -35,14 +35,17 @@ from .subject import Subject
 
 DEPTHS = (1, 2, 4, 6, 9, 12, 18, 24, 36, 48, 72, 100)
 EPSILON = 1e-8
-"""Adam's."""
+"""The ε of Adam."""
 NOISE = 0.01
-"""The deviation of the noise, as a share of the matrix's own."""
+"""The deviation of the noise, as a share of the matrix's own deviation."""
 
 
 @torch.no_grad()
 def perturb(model: nn.Module, relative: float, generator: torch.Generator) -> None:
-    """Add noise to every matrix but embeddings, in place, of `relative` times the matrix's own deviation."""
+    """Add noise to every matrix except embeddings, in place.
+
+    The deviation of the noise is `relative` times the matrix's own deviation.
+    """
     embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     for weight in model.parameters():
         if weight.dim() > 1 and weight not in embeddings:
@@ -70,12 +73,12 @@ def states(sublayers: Sequence[Sublayer]) -> list[Tensor]:
     """The output of the first 1, 2, … N layers, normalised.
 
     Args:
-        sublayers: of a stack.
+        sublayers: the sub-layers of a stack.
 
     Returns:
         N tensors. Shapes (R, C).
     """
-    last = {sublayer.layer: sublayer for sublayer in sublayers}  # of each layer
+    last = {sublayer.layer: sublayer for sublayer in sublayers}  # the last sub-layer of each layer
     outputs = [sublayer.rows(sublayer.output) for sublayer in last.values()]
     return [layer_norm(output, output.shape[-1:], eps=torch.finfo(output.dtype).tiny) for output in outputs]
 
@@ -99,7 +102,7 @@ def predicted(before: Sequence[Sublayer], alone: Sequence[Sublayer]) -> Tensor:
 
     Args:
         before: the sub-layers under W.
-        alone: the sub-layers under W*, each with the input that it has under W.
+        alone: the sub-layers under W*, each of them fed the input that the same sub-layer has under W.
 
     Returns:
         Shape (N,), float64.
@@ -119,11 +122,11 @@ def fit(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
     """Fit the least-squares line a + b·x.
 
     Args:
-        x: values that differ.
-        y: a value for each x.
+        x: values, not all equal.
+        y: one value for each x.
 
     Returns:
-        Intercept a, slope b, and r2: the share of y's variance that the line explains, 0 for a falling line.
+        Intercept a, slope b, and r2, the share of y's variance that the line explains. If the line falls, r2 is 0.
     """
     if len(set(y)) < 2:  # the correlation of a constant is undefined
         return {"intercept": y[0], "slope": 0.0, "r2": 0.0}
@@ -135,8 +138,8 @@ def fits(depths: Sequence[int], values: Sequence[float]) -> dict[str, dict[str, 
     """Fit values against N, and against the natural logarithm of N.
 
     Args:
-        depths: the N.
-        values: as many.
+        depths: the values of N.
+        values: one value for each N.
 
     Returns:
         The fits: "linear" and "logarithmic".
@@ -145,10 +148,13 @@ def fits(depths: Sequence[int], values: Sequence[float]) -> dict[str, dict[str, 
 
 
 def _changes(subject: Subject, model: Any, seed: int, lr: float) -> Tensor:
-    """Measure the changes by noise, theorem 2's estimate of them, and the changes by Adam's first update (in place).
+    """Measure the changes due to noise, theorem 2's estimate of them, and the changes due to Adam's first update.
+
+    The update changes the model in place.
 
     Returns:
-        Of the first 1, 2, … N layers, the means over the batches. Shape (3, N).
+        The three series, averaged over the batches. Entry n of a series is for the output of the first n layers. Shape
+        (3, N).
 
     Raises:
         AdminError: the stack's output is not its last sub-layer's (ResiDual).
@@ -193,7 +199,7 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
         for repeat, (place, depth) in progress("output change", runs, " models"):
             model = subject.make(repeat, **{f"{side}_layers": depth})
             totals[:, place] += _changes(subject, model, seed + repeat, lr)[:, -1] / repeats
-    else:  # its depths are the layers of one model
+    else:  # one trained model gives every depth: the output of each layer
         totals, repeats = _changes(subject, copy.deepcopy(subject.model), seed, lr), 1
         depths = list(range(1, totals.size(1) + 1))
     noise, expected, update = totals.tolist()

@@ -54,13 +54,13 @@ class Subject:
     arch: str
     """fairseq's --arch."""
     checkpoints: list[Checkpoint]
-    """A trained model's, in the order given. A fresh model has none."""
+    """The checkpoints of a trained model, in the order given. A fresh model has no checkpoint."""
     stacks: tuple[str, ...]
     """"encoder", "decoder" or both."""
     model: Any
     """In evaluation mode, ω profiled."""
     task: Any
-    """fairseq's, with the split loaded."""
+    """fairseq's task, with the split loaded."""
     vocabulary: Any
     """The number of words in each stack's dictionary, by the stack's name."""
 
@@ -87,7 +87,7 @@ class Subject:
         return samples
 
     def _read_samples(self, data: Path) -> list[dict[str, Any]]:
-        """Batches of the task's split in an order by the seed, until there are enough tokens."""
+        """Batches of the task's split, shuffled with the seed, until there are enough tokens."""
         source, task = self.source, self.task
         longest = max(BATCH, getattr(getattr(task, "args", None), "tokens_per_sample", 0) or 0)
         positions = resolve_max_positions(longest, task.max_positions())
@@ -137,7 +137,7 @@ class Subject:
         """Compute the cross-entropy without label smoothing.
 
         Args:
-            model: the subject's, or another of its kind.
+            model: the subject's model, or another model of the same kind.
             sample: one of `samples`.
 
         Returns:
@@ -150,7 +150,7 @@ class Subject:
         """Add the gradient of the mean loss over the batches to the gradients of a model's weights.
 
         Args:
-            model: the subject's, or another of its kind.
+            model: the subject's model, or another model of the same kind.
         """
         for sample in self.samples:
             (self.loss(model, sample) / len(self.samples)).backward()
@@ -159,7 +159,7 @@ class Subject:
         """Describe the model and the sentences.
 
         Returns:
-            The entries of a result, besides those of its measure.
+            The entries that every result has, whatever the measure.
         """
         facts: dict[str, Any] = {"model": self._model_facts()}
         if self.has_samples:

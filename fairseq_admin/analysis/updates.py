@@ -1,8 +1,11 @@
-"""Adam's updates are even although gradients are not (Liu et al. 2020, section 3.2, figures 5 and 11).
+"""Adam's updates are similar in size across layers, although the gradients are not.
 
-For every weight matrix, by kind and layer: the norm of the gradient at a checkpoint W_i, and |W_{i+1} - W_i| until the
-next one, each relative to the largest in its stack. The W_i are checkpoints of one run; or a fresh model before and
-after some updates by Adam at one learning rate, without warm-up.
+Liu et al. 2020, section 3.2, figures 5 and 11
+
+For every weight matrix, by kind and layer, this measure takes two norms: that of the gradient at a checkpoint W_i, and
+|W_{i+1} - W_i|, the change from this checkpoint to the next. The figure shows each norm relative to the largest in the
+stack. The W_i are checkpoints of one run; or a fresh model before and after some updates by Adam at one learning rate,
+without warm-up.
 
 The spread of a kind is its largest norm over its smallest, among the layers of a stack.
 """
@@ -42,10 +45,10 @@ def norms(tensors: Mapping[str, Tensor | None]) -> Norms:
     """Compute the norms of the weight matrices of layers, or of their gradients or changes.
 
     Args:
-        tensors: one tensor by the name of each weight.
+        tensors: a weight, a gradient or a change for each weight's name.
 
     Returns:
-        By stack, kind and layer; a None among the tensors is left out.
+        The norms by stack, kind and layer. Names whose tensor is None are left out.
     """
     layers: dict[str, dict[str, dict[int, float]]] = {}
     for key, tensor in strip_roberta_prefix(tensors).items():  # type: ignore[arg-type]
@@ -128,7 +131,9 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
 
 
 def draw(result: dict[str, Any]) -> figure.Figure:
-    """Draw gradients and updates of the last interval, a row of panels for each stack: kinds against layers.
+    """Draw gradients and updates of the last interval as heat maps, with a row of panels per stack.
+
+    A heat map has a row per kind of weight matrix and a column per layer.
 
     Args:
         result: the output of `measure`, with the subject's facts.

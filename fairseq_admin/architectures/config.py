@@ -1,4 +1,4 @@
-"""The options of our models, fairseq's and Admin's, and their default sizes."""
+"""The options of our models, those of fairseq and those of Admin, and the default sizes of the models."""
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -94,17 +94,20 @@ class AdminOptions(FairseqDataclass):
 
 @dataclass
 class TransformerAdminConfig(AdminOptions, _flat(TransformerConfig)):  # type: ignore[misc]
-    """Every option of fairseq's Transformer, and Admin's."""
+    """Every option of fairseq's Transformer, and every option of Admin."""
 
 
 @dataclass
 class TransformerLMAdminConfig(AdminOptions, _flat(TransformerLanguageModelConfig)):  # type: ignore[misc]
-    """Every option of fairseq's `transformer_lm`, and Admin's."""
+    """Every option of fairseq's `transformer_lm`, and every option of Admin."""
 
 
 @dataclass
 class DeeperOptions(FairseqDataclass):
-    """The options of `deeper_admin`. The encoder's rate, and no dropout in the new layers, are DT-Fixup's."""
+    """The options of `deeper_admin`.
+
+    Two defaults are those of DT-Fixup: the factor of the encoder's learning rate, and no dropout in the new layers.
+    """
 
     more_layers: int = _option(0, "new layers on top of the encoder")
     more_scheme: Optional[ChoiceEnum(tuple(SCHEMES))] = _option(  # type: ignore[valid-type]
@@ -143,7 +146,7 @@ def _fill_stack(args: Namespace, side: str, sizes: Mapping[str, int]) -> None:
 def fill_sizes(
     args: Namespace, encoder_layers: int | None = None, decoder_layers: int | None = None, **sizes: int
 ) -> None:
-    """Set every missing size of a translation model, in place; a missing decoder width is the encoder's.
+    """Set every missing size of a translation model, in place. A missing decoder width becomes equal to the encoder's.
 
     Args:
         args: options.
@@ -157,7 +160,7 @@ def fill_sizes(
 
 
 def fill_decoder(args: Namespace, **sizes: int) -> None:
-    """Set every missing size of a decoder, in place; missing input and output widths are the embedding's.
+    """Set every missing size of a decoder, in place. Missing input and output widths become equal to the embedding's.
 
     Args:
         args: options.
@@ -168,7 +171,7 @@ def fill_decoder(args: Namespace, **sizes: int) -> None:
 
 
 def fill_masked(args: Namespace, **sizes: int) -> None:
-    """Set every missing option of a masked language model, in place: to the preset's value, or to RoBERTa's.
+    """Set every missing option of a masked language model, in place: to the preset's value or RoBERTa's value.
 
     Args:
         args: options.
@@ -205,7 +208,7 @@ def plain_options(section: Any) -> dict[str, Any]:
 def _copied(cfg: Namespace | DictConfig) -> Namespace:
     args = Namespace(**plain_options(cfg))
     _fill_admin(args)
-    if getattr(args, "offload_activations", False):  # as in fairseq's presets: offloaded inputs are for recomputation
+    if getattr(args, "offload_activations", False):  # as in fairseq's presets: only recomputation uses offloaded inputs
         args.checkpoint_activations = True
     return args
 
@@ -247,7 +250,7 @@ def flat_encoder(cfg: Namespace | DictConfig, task: FairseqTask) -> Namespace:
 
     Args:
         cfg: a Namespace or DictConfig, left unchanged.
-        task: fairseq's, for the longest input.
+        task: fairseq's task, which knows the longest input.
 
     Returns:
         The completed copy.
@@ -264,10 +267,10 @@ def nested(args: Namespace, sides: Sequence[str] = SIDES) -> TransformerConfig:
 
     Args:
         args: flat options.
-        sides: the model's stacks; another stack gets 0 layers.
+        sides: the stacks that the model has. The other stack gets 0 layers.
 
     Returns:
-        fairseq's options in groups, with Admin's.
+        The options in fairseq's groups, with the options of Admin.
     """
     cfg = TransformerConfig.from_namespace(args)
     for side in set(SIDES) - set(sides):

@@ -60,25 +60,26 @@ class DeeperAdminModel(MaskedLMAdminModel):
 
     --admin-scheme is the scheme of the pre-trained encoder (a stock RoBERTa is `post-ln`), and --more-scheme is the
     scheme of the new layers. The state dict is that of `masked_lm_admin`, with the new layers under `more.`. A state
-    dict without them is a pre-trained encoder's: loading it sets the new layers up.
+    dict without them is that of a pre-trained encoder: loading it sets the new layers up.
 
     A frozen encoder (--pretrained-lr-factor 0) is always in evaluation mode, so the new layers get the same features in
     set-up, training and test. Its weights need no gradient, so nothing is kept for a backward. (DT-Fixup's authors do
-    not freeze their encoder; their code has an option for it, off by default, which leaves the dropout on.)
+    not freeze their encoder. Their code has an option that freezes it; the option is off by default and leaves the
+    encoder's dropout on.)
 
     Args:
         args: the options, as `build_model` completes them.
         encoder: RoBERTa's encoder over the layers of --admin-scheme.
-        task: fairseq's, with the training set that sets the new layers up.
+        task: fairseq's task, with the training set that sets the new layers up.
     """
 
     def __init__(self, args: Namespace, encoder: AdminMaskedEncoder, task: FairseqTask) -> None:
         super().__init__(args, encoder)
         self.pretrained = False
-        self._task = weakref.ref(task)  # a copy of the model, as for --store-ema, copies no data
+        self._task = weakref.ref(task)  # weak, so that a copy of the model (--store-ema) does not copy the data
         self.more: MoreLayers | None = None
         if args.more_layers:
-            # After RoBERTa's __init__, which draws the weights of every module that exists.
+            # Build these after RoBERTa's __init__, which draws the weights of every module that exists.
             cfg = _more_options(args)
             self.more = (FastMoreLayers if wanted(cfg) else MoreLayers)(cfg, task.source_dictionary)
             speed_up(self.more, cfg, {"encoder": self.more})
@@ -144,10 +145,13 @@ class DeeperAdminModel(MaskedLMAdminModel):
                 )
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """Load as `SchemeModel`. Weights without new layers are a pre-trained encoder's, and set the new layers up.
+        """Load as `SchemeModel` does. If the weights have no new layers, they are those of a pre-trained encoder.
+
+        Loading such weights sets the new layers up.
 
         Raises:
-            AdminError: see `SchemeModel`; or the encoder or the new layers differ, or there is no training set.
+            AdminError: see `SchemeModel`; or the checkpoint's encoder or new layers are not those of this model; or
+                there is no training set.
         """
         state = {key[len(MORE) :]: state_dict.pop(key) for key in list(state_dict) if key.startswith(MORE)}
         self.upgrade_state_dict(state_dict)
@@ -188,7 +192,7 @@ class DeeperAdminModel(MaskedLMAdminModel):
         self.train(training)
 
     def _training_set(self, task: FairseqTask) -> tuple[Any, Any]:
-        """The training set, and the numbers of its sentences, at most --profile-sentences, in random order."""
+        """The training set, and the indices of at most --profile-sentences of its sentences, in random order."""
         try:
             task.load_dataset("train")
         except (AssertionError, FileNotFoundError) as error:

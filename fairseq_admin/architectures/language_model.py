@@ -49,7 +49,10 @@ class TransformerLMAdminModel(SchemeModel, TransformerLanguageModel):
             return super().build_model(args, task)
 
     def forward(self, src_tokens, **kwargs):
-        """Run as fairseq's language model; the first call in training mode profiles ω on its batch first."""
+        """Compute what fairseq's language model computes.
+
+        The first call in training mode first profiles ω on its batch.
+        """
         self.before_forward(decoder=src_tokens)
         return super().forward(src_tokens, **kwargs)
 

@@ -33,13 +33,13 @@ class MaskedLMAdminModel(SchemeModel, RobertaModel):
     """fairseq's RoBERTa with a scheme of the table in schemes.py, by default Admin.
 
     Task, criteria, classification heads and commands are fairseq's for RoBERTa. The state dict is that of fairseq's
-    `roberta` with the entries that `TransformerAdminModel` adds. Weights that the scheme does not draw, and `stock`
-    feed-forward weights, follow RoBERTa's law: N(0, 0.02²) with zero biases.
+    `roberta` with the entries that `TransformerAdminModel` adds. RoBERTa's initial distribution, N(0, 0.02²) with zero
+    biases, applies to all weights that the scheme does not initialise, and to `stock` feed-forward weights.
 
     Args:
         args: the options, as `build_model` completes them.
         encoder: RoBERTa's encoder over the scheme's layers.
-        task: fairseq's, for subclasses.
+        task: fairseq's task, for subclasses.
     """
 
     def __init__(self, args: Namespace, encoder: AdminMaskedEncoder, task: object = None) -> None:
@@ -63,17 +63,17 @@ class MaskedLMAdminModel(SchemeModel, RobertaModel):
         return cls(args, AdminMaskedEncoder(args, task.source_dictionary), task)
 
     def forward(self, src_tokens, *args, **kwargs):
-        """Run as fairseq's RoBERTa; the first call in training mode profiles ω on its batch first."""
+        """Compute what fairseq's RoBERTa computes. The first call in training mode first profiles ω on its batch."""
         self.before_forward(encoder=src_tokens)
         return super().forward(src_tokens, *args, **kwargs)
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """As `SchemeModel`'s; also takes weights under the names of older RoBERTas."""
+        """Load as `SchemeModel` does. This method also accepts the weight names of older RoBERTas."""
         self.upgrade_state_dict(state_dict)
         return super().load_state_dict(state_dict, strict, model_cfg, args)
 
 
-# The sizes of fairseq's roberta_base and roberta_large, and a deeper one as wide as the former.
+# The sizes of fairseq's roberta_base and roberta_large, and a 48-layer model as wide as roberta_base.
 register_presets(
     "masked_lm_admin",
     MaskedLMAdminModel,

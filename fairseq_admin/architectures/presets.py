@@ -41,7 +41,7 @@ def register_presets(name: str, model: type, fill: Callable[..., None], **preset
 
     Args:
         name: the registered name of the model.
-        model: its class.
+        model: the class of the model.
         fill: sets the options that the command line does not: fill(args, **sizes).
         presets: the sizes of each --arch.
     """
@@ -56,5 +56,5 @@ def register_presets(name: str, model: type, fill: Callable[..., None], **preset
         options: Any = MODEL_DATACLASS_REGISTRY.get(name, FairseqDataclass)()
         options._name = arch
         ConfigStore.instance().store(arch, options, group="model", provider="fairseq_admin")
-    if name not in presets:  # fairseq registered an empty preset of the model's name
+    if name not in presets:  # under the model's own name, fairseq registered an empty preset
         ARCH_CONFIG_REGISTRY[name] = refuse_fully_sharded

@@ -30,11 +30,11 @@ def layers_to_keep(stack: Any) -> list[int]:
 
 
 def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = SIDES) -> None:
-    """Refuse options that a scheme has no use for, or under which it differs from its source.
+    """Refuse options that have no effect on a scheme, or that would make the scheme differ from its source.
 
     Args:
         cfg: a model's options.
-        sides: its stacks.
+        sides: the model's stacks.
 
     Raises:
         AdminError: such an option is set.
@@ -90,7 +90,7 @@ def refuse_new_layers(args: Any, task: object) -> None:
 
     Args:
         args: the options of `deeper_admin`.
-        task: fairseq's.
+        task: fairseq's task.
 
     Raises:
         AdminError: such an option is set, or the task has no head.

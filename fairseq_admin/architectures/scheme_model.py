@@ -31,15 +31,18 @@ def _note_dictionaries(model: Any, state: Any, prefix: str, metadata: dict[str, 
 
 
 def _widen_records(model: nn.Module, state: Any, prefix: str, metadata: dict[str, Any]) -> None:
-    """Hook on state_dict: make its records float32, which a moving average does not change."""
+    """Hook on state_dict: make its records float32. A moving average leaves a float32 record unchanged."""
     for key in state:
         if key.endswith(provenance.KEY):
             state[key] = state[key].float()
 
 
 def _before_loading(model: Any, state: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
-    """Hook before loading, also through a wrapper: refuse another dictionary, even of the same size."""
-    model._profiled = False  # the record about to be loaded decides
+    """Hook before loading: refuse weights trained with another dictionary, even one of the same size.
+
+    The hook also runs if a wrapper of the model loads the weights.
+    """
+    model._profiled = False  # the record about to be loaded says whether ω is profiled
     noted = metadata.get(fingerprint.KEY) or {}
     for stack, expected in model.fingerprints.items():
         if noted.get(stack) not in (None, expected):
@@ -95,7 +98,10 @@ class SchemeModel(BaseFairseqModel):
 
     @property
     def profiled(self) -> bool:
-        """Whether ω is set, or the scheme has none. The record in the state dict decides, whoever loaded it."""
+        """Whether ω is set, or the scheme has no ω.
+
+        The record in the state dict says whether ω is set, so this also works if a wrapper loaded the weights.
+        """
         if not self._profiled:
             self._profiled = not self.scheme.omega or provenance.decode(getattr(self, provenance.KEY)) is not None
         return self._profiled
@@ -117,7 +123,10 @@ class SchemeModel(BaseFairseqModel):
                 self.exploded_loss.check()
 
     def train(self, mode: bool = True) -> SchemeModel:
-        """Switch as torch does. fairseq ends training mode to validate: a diverged run stops there, before a save."""
+        """Switch the mode as torch does, and stop a diverged run.
+
+        fairseq switches to evaluation mode before it validates, so the run stops before it saves a checkpoint.
+        """
         if self.training and not mode:
             self.exploded_loss.check()
         return super().train(mode)
@@ -157,7 +166,7 @@ class SchemeModel(BaseFairseqModel):
         if not self.scheme.omega:
             return
         rule = (provenance.decode(state_dict[provenance.KEY]) or {}).get("rule")
-        if rule in RULES and rule != cfg.admin_init:  # a stock model's weights, with ω = 1, have another record
+        if rule in RULES and rule != cfg.admin_init:  # ω = 1 from stock weights: the record's rule is not in RULES
             raise AdminError(
                 f"the checkpoint's omega is by --admin-init {rule}; --admin-init {cfg.admin_init} would change "
                 f"nothing. Give --admin-init {rule}, or another --save-dir to start again."
@@ -174,7 +183,7 @@ class SchemeModel(BaseFairseqModel):
             args: not used.
 
         Raises:
-            AdminError: the depth, the scheme, the dictionary or the rule of ω differs from the weights'.
+            AdminError: the depth, the scheme, the dictionary or the rule of ω differs from that of the weights.
         """
         clinic.rename(state_dict)
         self._refuse_other(state_dict)
@@ -189,5 +198,5 @@ class SchemeModel(BaseFairseqModel):
         depths = {side: len(layers_of(stack)) for side, stack in stacks.items()}
         upgrade_stock_state(state_dict, self.state_dict(), depths)
         for counter in (self.skipped_updates, self.monitor):
-            counter.restart()  # fairseq has set the number of updates without a batch
+            counter.restart()  # fairseq has just set the number of updates, and ran no batch
         return super().load_state_dict(state_dict, strict)  # fairseq would prune by the options again

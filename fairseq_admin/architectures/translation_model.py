@@ -17,10 +17,11 @@ from .scheme_model import SchemeModel
 class TransformerAdminModel(SchemeModel, TransformerModelBase):
     """fairseq's Transformer with a scheme of the table in schemes.py, by default Admin.
 
-    With Admin (Liu et al. 2020) the first forward in training mode profiles ω on its batch; then ω is trained. To the
-    stock Transformer's entries, the state dict adds `omega_init` and `omega_delta` in every norm (no `omega_delta` in a
-    stack's first) and `admin_provenance`, which is zero until ω has been profiled. The state dict of a scheme over
-    stock layers is a stock Transformer's; for any other scheme, `admin_provenance` names it.
+    With Admin (Liu et al. 2020) the first forward in training mode profiles ω on its batch; then ω is trained. The
+    state dict has the stock Transformer's entries, `omega_init` and `omega_delta` of every norm, and
+    `admin_provenance`, which is zero until ω has been profiled. The first norm of a stack has no `omega_delta`. The
+    state dict of a scheme over stock layers is that of a stock Transformer; for any other scheme, `admin_provenance`
+    names the scheme.
 
     Example:
         >>> from argparse import Namespace
@@ -80,9 +81,12 @@ class TransformerAdminModel(SchemeModel, TransformerModelBase):
         return AdminDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def forward(self, src_tokens, src_lengths, prev_output_tokens, **kwargs):
-        """Run as fairseq's Transformer; the first call in training mode profiles ω on its batch first."""
+        """Compute what fairseq's Transformer computes.
+
+        The first call in training mode first profiles ω on its batch.
+        """
         self.before_forward(encoder=src_tokens, decoder=prev_output_tokens)
-        kwargs.setdefault("return_all_hiddens", False)  # the encoder's: no decoder here reads them
+        kwargs.setdefault("return_all_hiddens", False)  # no decoder here reads the encoder's hidden states
         if self.aligned:
             kwargs.setdefault("alignment_layer", self.decoder.num_layers - 1)
         return super().forward(src_tokens, src_lengths, prev_output_tokens, **kwargs)

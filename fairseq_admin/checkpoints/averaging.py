@@ -46,7 +46,7 @@ def newest(folder: Path, last: int, by: str | None = None) -> list[Path]:
         AdminError: there are fewer.
     """
     numbered: dict[str, list[tuple[int, Path]]] = {kind: [] for kind in NUMBERED}
-    for name in os.listdir(folder):  # refused without the right to; a glob would find nothing
+    for name in os.listdir(folder):  # raises an error for an unreadable folder, where a glob would find nothing
         for kind, pattern in NUMBERED.items():
             if match := pattern.fullmatch(name):
                 numbered[kind].append((int(match[1]), folder / name))
@@ -152,9 +152,9 @@ def average(paths: Sequence[Path]) -> Checkpoint:
     """Average checkpoints. Memory holds the result and the float64 sum of one tensor.
 
     The mean is summed in float64 and stored in the newest checkpoint's types. Entries that are not floats, or that only
-    an older fairseq stores (one is uninitialised memory, possibly NaN), come from the newest. Entries that are one
-    tensor in every file, such as tied embeddings, stay one tensor. Optimizer state is dropped, since nobody resumes
-    from an average, and so is the moving average (--store-ema), which belongs to the newest weights.
+    an older fairseq stores (one is uninitialised memory, possibly NaN), come from the newest. Entries that share one
+    tensor in every file, such as tied embeddings, also share one in the result. Optimizer state is dropped, since
+    nobody resumes from an average, and so is the moving average (--store-ema), which belongs to the newest weights.
 
     Args:
         paths: checkpoints in any order, at least one, all of one run.
@@ -167,7 +167,7 @@ def average(paths: Sequence[Path]) -> Checkpoint:
             diverged.
     """
     checkpoints = []
-    for path in progress("read", paths, " files"):  # a loop: an error in a comprehension would leave the bar open
+    for path in progress("read", paths, " files"):  # not a comprehension: an error in one would leave the bar open
         checkpoints.append(Checkpoint.read(path))
     _refuse_misfits(checkpoints, [files.checksums(path) for path in paths])
     last = max(checkpoints, key=lambda checkpoint: checkpoint.updates)
@@ -184,7 +184,7 @@ def average(paths: Sequence[Path]) -> Checkpoint:
 
 
 def _ties(checkpoints: Sequence[Checkpoint], last: Checkpoint) -> list[list[str]]:
-    """Group the newest checkpoint's names: together are the names that are one tensor in every file."""
+    """Group the names of the newest checkpoint's entries: a group shares one tensor in every file."""
     ties: dict[Any, list[str]] = {}
     for key in last.weights:
         tensors = [checkpoint.weights[key] for checkpoint in checkpoints]
@@ -193,7 +193,7 @@ def _ties(checkpoints: Sequence[Checkpoint], last: Checkpoint) -> list[list[str]
 
 
 def _mean(key: str, checkpoints: Sequence[Checkpoint], newest: Tensor) -> Tensor:
-    """The mean of an entry, in the newest's type. An entry that is not averaged stays the newest's."""
+    """The mean of an entry, in the newest checkpoint's type; or the newest tensor, if the entry is not averaged."""
     if LEGACY_KEYS.search(key) or not newest.is_floating_point():
         return newest
     summed = torch.zeros(newest.shape, dtype=torch.float64)

@@ -42,12 +42,12 @@ def refuse_not_finite(name: str, key: str, tensor: Tensor) -> None:
     """Refuse a tensor with NaN or infinity, except memory that fairseq never initialises and nothing reads.
 
     Args:
-        name: of the checkpoint.
-        key: of the tensor.
-        tensor: any.
+        name: the checkpoint's name.
+        key: the tensor's name in the state dict.
+        tensor: any tensor.
 
     Raises:
-        AdminError: it has one.
+        AdminError: the tensor has such an entry.
     """
     if key.endswith("._float_tensor"):
         return
@@ -73,15 +73,15 @@ def build(
     """Build the model with its weights, float32, in evaluation mode.
 
     Args:
-        checkpoint: its weights must be the model's.
-        source, target: its dictionaries. None: made-up words.
+        checkpoint: a checkpoint whose options describe its weights.
+        source, target: the model's dictionaries. None: made-up words.
 
     Returns:
         The model.
 
     Raises:
-        AdminError: the architecture is unknown, the weights are not the model's, or the dictionaries are another
-            model's.
+        AdminError: the architecture is unknown, the weights do not fit the model, or the dictionaries belong to another
+            model.
     """
     args = Namespace(**vars(checkpoint.arguments))  # building a model may write into its options
     args.admin_fast = "off"  # fast layers are for training; stock ones compute the same and do not probe the CPU
@@ -107,7 +107,7 @@ def made_up_words(symbols: int) -> Dictionary:
     """Make a dictionary of meaningless words.
 
     Args:
-        symbols: their number, with fairseq's four special symbols.
+        symbols: number of symbols, including fairseq's four special ones.
 
     Returns:
         The dictionary.

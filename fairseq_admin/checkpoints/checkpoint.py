@@ -109,7 +109,7 @@ class Checkpoint:
         """Add fingerprints to those of `text`.
 
         Args:
-            fingerprints: by stack or file name.
+            fingerprints: the new fingerprints, by stack or file name.
         """
         self.state["model"] = fingerprint.with_fingerprints(self.weights, {**self.text, **fingerprints})
 
@@ -137,9 +137,11 @@ class Checkpoint:
 
     @cached_property
     def scheme_name(self) -> str:
-        """Its scheme. A stock Transformer has the scheme with norms in the same places.
+        """The name of its scheme.
 
-        A pre-trained encoder with new layers has the encoder's. For any other model this is the architecture.
+        A stock Transformer counts as the scheme that puts its norms in the same places. For a pre-trained encoder with
+        new layers, it is the scheme of the encoder. For a model that we do not know, it is the name of the
+        architecture.
         """
         if self.kind in OURS:
             return self.options.model.get("admin_scheme") or "admin"  # checkpoints from before there was a choice
@@ -215,8 +217,8 @@ class Checkpoint:
     def arguments(self) -> Namespace:
         """The model's options with every size, even those that only its --arch set.
 
-        The options describe these weights. So no file of embeddings is named, and after --encoder-layers-to-keep the
-        number of layers is that of the kept ones.
+        The options describe these weights. So --encoder-embed-path and --decoder-embed-path are unset, and if
+        --encoder-layers-to-keep pruned the model, the number of layers is that of the kept layers.
 
         Raises:
             AdminError: this fairseq does not know the architecture.

@@ -38,7 +38,7 @@ def decoder_input(batch: Batch) -> Tensor:
     """Find the decoder's input in a batch.
 
     Args:
-        batch: of a translation or a language model.
+        batch: a batch for a translation model or a language model.
 
     Returns:
         Shape (B, T).
@@ -47,12 +47,14 @@ def decoder_input(batch: Batch) -> Tensor:
 
 
 def random_batches(checkpoint: Checkpoint, batches: int = 3, sentences: int = 8, longest: int = 40) -> list[Batch]:
-    """Draw sentences of random words and lengths, padded as fairseq pads. Models of one vocabulary get the same ones.
+    """Draw sentences of random words and lengths, padded as fairseq pads them.
+
+    The sentences are the same for all models with the same vocabulary.
 
     Args:
-        checkpoint: of the model.
-        batches: their number.
-        sentences: in a batch.
+        checkpoint: the model's checkpoint.
+        batches: number of batches.
+        sentences: number of sentences per batch.
         longest: largest number of words in a sentence.
 
     Returns:
@@ -83,8 +85,8 @@ def reading(data: Path, lacking: str = "no data to check on") -> contextlib.Abst
     """A block in which fairseq reads binarised data, which may be damaged.
 
     Args:
-        data: its folder.
-        lacking: the missing thing, for the message.
+        data: the folder of the data.
+        lacking: what the message says is missing.
 
     Raises:
         AdminError: the block failed.
@@ -96,15 +98,15 @@ def data_of(checkpoint: Checkpoint, data: Path, split: str) -> FairseqTask:
     """Set up the checkpoint's task over binarised data, and load a split.
 
     Args:
-        checkpoint: of the model.
+        checkpoint: the model's checkpoint.
         data: the folder that fairseq-preprocess wrote.
-        split: such as "valid".
+        split: the split's name, such as "valid".
 
     Returns:
         fairseq's task.
 
     Raises:
-        AdminError: the folder has no such split, or its dictionaries are not the model's.
+        AdminError: the folder has no such split, or its dictionaries are not those of the model.
     """
     options = checkpoint.options.task
     args = Namespace(**{**options, "task": options["_name"], "data": str(data)})
@@ -124,7 +126,7 @@ def real_batches(checkpoint: Checkpoint, data: Path, split: str = "valid", batch
 
     Args:
         checkpoint, data, split: see `data_of`.
-        batches: their number, at most.
+        batches: largest number of batches.
 
     Returns:
         The batches.
@@ -147,7 +149,7 @@ def log_probabilities(model: BaseFairseqModel, batches: Sequence[Batch]) -> Iter
     """Compute log-probabilities at the target positions, without padding.
 
     Args:
-        model: in evaluation mode.
+        model: a model in evaluation mode.
         batches: see `random_batches`.
 
     Yields:

@@ -86,7 +86,7 @@ def read(path: Path) -> dict[str, Any]:
                     raise ValueError(f"{changed} does not match its checksum")
         state = torch.load(path, map_location="cpu", mmap=zipped, weights_only=True)
     except Exception as error:  # the unpickler raises almost anything on damaged content
-        if isinstance(error, OSError) and error.filename:  # the system's; torch's for a short file has no name
+        if isinstance(error, OSError) and error.filename:  # torch's OSError for a truncated file has no filename
             raise
         if name := re.search(r"GLOBAL (\S+)", str(error)):
             message = f"holds an object of {name[1]}; a fairseq checkpoint was expected. Nothing in it was run. {GIVE}"
@@ -106,7 +106,7 @@ def checksums(path: Path) -> tuple[int, ...]:
         path: a checkpoint.
 
     Returns:
-        Checksums that are equal for files of equal weights and optimizer state.
+        The checksums. They are equal for two files that hold the same weights and optimizer state.
     """
     if not zipfile.is_zipfile(path):  # torch before 1.6
         return (zlib.crc32(path.read_bytes()),)
@@ -130,6 +130,6 @@ def saved(state: Mapping[str, object], path: Path) -> Iterator[Path]:
     """
     outputs.check_writable(path)
     with outputs.replacing(path) as part:
-        with outputs.writing(path, RuntimeError):  # torch's own, of a full disk
+        with outputs.writing(path, RuntimeError):  # torch raises RuntimeError if the disk is full
             torch.save(state, part)
         yield part

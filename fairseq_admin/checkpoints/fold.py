@@ -7,8 +7,9 @@ read the encoder.
 The first shortcut of a stack is the embedding. It is a norm's output only with --layernorm-embedding, and its ω is one
 constant c > 0. That fold is exact except for the norm's eps, 1e-5, which should be divided by c² and cannot be. At
 c ≠ 1 the output is off by a share of up to eps/(2·Var[x]), which is large only for embeddings that are neither scaled
-nor normalised. If this ω is a vector (layer 0 was pruned, or the authors' code trained it), the embedding's words and
-positions are multiplied by it: the positions become a table, and no two matrices are tied.
+nor normalised. This ω is a vector if layer 0 was pruned, or if the authors' code trained the model. Then the fold
+multiplies the embeddings of words and positions by ω. So the stock model has a table of positions, and its embedding
+matrices are no longer tied.
 
 DeepNorm's constant folds as an ω does. ReZero's factor multiplies the last matrix and bias of each branch of its layer.
 Schemes that only change initial weights, or put the norm first, are stock models already.
@@ -48,7 +49,7 @@ WRITERS = ("self_attn.out_proj", "encoder_attn.out_proj", "fc2")
 """The last modules of a layer's branches."""
 
 FOLDABLE = ("transformer_admin", "transformer_lm_admin")
-"""Our models with a stock counterpart."""
+"""The models of ours that have a stock counterpart."""
 
 SHORTCUT_SCALE = ".shortcut_scale"
 BRANCH_SCALE = ".branch_scale"
@@ -62,7 +63,7 @@ def fold_checkpoint(
     Args:
         checkpoint: the checkpoint, which is not changed.
         min_omega: clamp smaller |ω| to this. None: refuse |ω| below folding.SMALLEST.
-        languages: source and target language, for the options. None: keep the checkpoint's.
+        languages: source and target language, for the options. None: keep those of the checkpoint.
 
     Returns:
         The stock checkpoint, in float32.

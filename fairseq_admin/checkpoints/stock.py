@@ -28,7 +28,7 @@ def max_positions(checkpoint: Checkpoint, stack: str) -> int:
     """The number of positions of a stack.
 
     Args:
-        checkpoint: of any model.
+        checkpoint: a checkpoint of any model.
         stack: "encoder" or "decoder".
 
     Returns:
@@ -43,7 +43,7 @@ def stock_options(checkpoint: Checkpoint, **changed: object) -> OrderedDict[str,
     """Make the entry `args` of a stock checkpoint with the sizes of a checkpoint's model.
 
     Args:
-        checkpoint: of an Admin model or a stock one, for translation or language modelling.
+        checkpoint: a checkpoint of an Admin model or a stock model, for translation or language modelling.
         changed: options that differ in the stock model.
 
     Returns:

@@ -1,1 +1,1 @@
-"""`fairseq-admin export`: a model as a folder that another engine reads, checked before it is there."""
+"""`fairseq-admin export`: write a model as a folder for another engine, and check it before the folder appears."""

@@ -41,7 +41,7 @@ def write(
             hide a small mistake.
 
     Returns:
-        A summary of the check, and no notes.
+        A summary of the check, and an empty list: this export has no notes for the user.
 
     Raises:
         AdminError: CTranslate2 cannot compute this model, or computes something else; or the disk is full.

@@ -53,7 +53,7 @@ def stock(checkpoint: Checkpoint) -> Checkpoint:
     """Turn a checkpoint into a stock one: fold an Admin model, or put a stock model's options under `args`.
 
     Args:
-        checkpoint: of either.
+        checkpoint: the checkpoint of an Admin model or of a stock model.
 
     Returns:
         The stock checkpoint.
@@ -83,11 +83,11 @@ def prepare(checkpoint: Checkpoint, assets: Assets) -> Exportable:
         The model to export.
 
     Raises:
-        AdminError: the model is of another kind or damaged, or its dictionaries are missing or another model's.
+        AdminError: the model is of another kind or damaged, or its dictionaries are missing or belong to another model.
     """
     plain = stock(checkpoint)
     options = Namespace(**plain.state["args"])
-    options.task = "translation"  # whatever its task was, the model translates
+    options.task = "translation"  # set even if the model was trained with another task
     assets.expected = checkpoint.text
     options.source_lang, options.target_lang = languages = assets.languages(
         *(getattr(options, name, None) for name in ("source_lang", "target_lang"))
@@ -105,7 +105,9 @@ def prepare(checkpoint: Checkpoint, assets: Assets) -> Exportable:
 
 
 def batches(model: Exportable) -> list[Batch]:
-    """Make the batches of the check: random sentences, and the first of a validation set next to the dictionaries.
+    """Make the batches of the check: random sentences, and the first sentences of a validation set.
+
+    The validation set is used if it is in the folder of the dictionaries.
 
     Args:
         model: the model to export.
@@ -121,7 +123,7 @@ def batches(model: Exportable) -> list[Batch]:
 
 
 def sentences(tokens: Tensor) -> list[Tensor]:
-    """Cut rows to their units, without padding and end.
+    """Cut each row to the units of its sentence, without padding and without the end-of-sentence symbol.
 
     Args:
         tokens: shape (B, T).
@@ -138,7 +140,7 @@ def refuse_unlike(difference: float, bound: float, compared: str) -> None:
     Args:
         difference: the largest difference.
         bound: the largest allowed difference.
-        compared: the number of compared log-probabilities, in words.
+        compared: how many log-probabilities were compared, as text for the message ("512 units").
 
     Raises:
         AdminError: the difference is larger, or not a number.

@@ -1,4 +1,4 @@
-"""Export a checkpoint as a folder for another engine, and check the folder before it gets its name."""
+"""Export a checkpoint as a folder for another engine, and check the folder before it appears under its name."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def refuse_other_kinds(options: Namespace) -> None:
     """Refuse a Transformer that FSMT does not compute.
 
     Args:
-        options: of the stock model.
+        options: the options of the stock model.
 
     Raises:
         AdminError: it is such a model; the message has all reasons.
@@ -95,7 +95,7 @@ def convert(model: Exportable, folder: Path) -> None:
 
     Args:
         model: the model to export.
-        folder: exists.
+        folder: the folder to write into, which exists.
 
     Raises:
         OSError, SafetensorError: the disk is full.
@@ -143,7 +143,8 @@ def convert(model: Exportable, folder: Path) -> None:
     fsmt.generation_config = transformers.GenerationConfig(**search, **special, suppress_tokens=[PAD], min_new_tokens=1)
     fsmt.load_state_dict({f"model.{key}": weight for key, weight in weights.items()}, strict=False)
     fsmt.save_pretrained(str(folder))
-    shutil.copymode(folder / "config.json", folder / "model.safetensors")  # only the owner may read that
+    # safetensors writes a file that only its owner may read
+    shutil.copymode(folder / "config.json", folder / "model.safetensors")
 
 
 def compare(model: Exportable, folder: Path) -> tuple[float, int]:

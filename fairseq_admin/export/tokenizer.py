@@ -45,7 +45,7 @@ def write(model: Exportable, folder: Path) -> list[Path]:
 
     Args:
         model: the model to export.
-        folder: exists.
+        folder: the folder to write into, which exists.
 
     Returns:
         Their paths.
@@ -77,7 +77,7 @@ def vocabulary(words: Dictionary) -> dict[str, int]:
         words: the model's dictionary.
 
     Returns:
-        Units and their numbers.
+        Units and their indices.
     """
     return {
         unit if number < FIRST_WORD else unit[:-2] if unit.endswith("@@") else f"{unit}</w>": number
@@ -90,7 +90,7 @@ def difference(model: Exportable, folder: Path, lines: int = 50) -> str | None:
 
     Args:
         model: the model to export.
-        folder: with the tokenizer's files.
+        folder: the folder with the tokenizer's files.
         lines: number of lines to compare.
 
     Returns:

@@ -1,1 +1,4 @@
-"""Faster layers, loss and optimizer for training. Each computes the same as a plain one, which its docstring names."""
+"""Faster layers, loss and optimizer for training.
+
+Each of them computes the same as a plain version, which its docstring names.
+"""

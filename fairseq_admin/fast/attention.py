@@ -4,9 +4,10 @@
 
     T target time   S source time   B batch   H heads   D channels a head   C = H · D channels   D( ) dropout
 
-In training, fairseq's encoder-attention does not use torch's attention kernels, every layer makes its masks again, and
-tensors are time-first, so the kernels copy them. Here a stack makes each mask once a batch, as a 4-D bias. Tensors that
-come with such a bias are rows, (B · T, C), which linear layers take without views.
+fairseq's attention is slower in training for three reasons. Its encoder-attention does not use torch's attention
+kernels; every layer makes its masks again; and the kernels copy its tensors, because they are time-first. Here a stack
+makes each mask once per batch, as a 4-D bias. With such a bias, the other tensors are rows: matrices of
+B · T rows and C columns, which a linear layer takes as they are.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ ROW = 16
 
 
 def _additive_mask(hidden: Tensor, like: Tensor, cpu: bool) -> Tensor:
-    """Additive mask: -inf where hidden, else 0. Shape (..., S). On CPUs the result may be longer, the rest hidden."""
+    """Additive mask: -inf where hidden, else 0. Shape (..., S).
+
+    On CPUs the result may be longer than S. It hides all positions after S.
+    """
     if torch.is_autocast_enabled(like.device.type):
         dtype = torch.get_autocast_dtype(like.device.type)
     else:
@@ -47,7 +51,7 @@ def padding_bias(hidden: Tensor, like: Tensor, cpu: bool) -> Tensor:
     Args:
         hidden: True at padding. Shape (B, S).
         like: a tensor of the type and device of the queries.
-        cpu: whether to make it for the code for CPUs.
+        cpu: whether the mask is for the code that runs on CPUs.
 
     Returns:
         Shape (B, 1, 1, S or more).
@@ -104,7 +108,7 @@ class FastAttention(Fast, MultiheadAttention):
         attn_mask: Any = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """As fairseq's. If the mask is 4-D, tensors are rows, and no attention weights are returned.
+        """Attend as fairseq does. If the mask is 4-D, the tensors are rows, and no attention weights are returned.
 
         Then `key` may be the pair of the encoder's keys and values, each of shape (B, H, S, D).
         """

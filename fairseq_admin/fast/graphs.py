@@ -40,7 +40,7 @@ def obstacles(model: Any) -> list[str]:
 
 
 def watched(model: nn.Module) -> bool:
-    """Whether Python code looks into the forward, as the monitor does. A graph would not call it."""
+    """Whether Python code observes the forward, as the monitor does. A replayed graph would not call that code."""
     return any(
         module._forward_hooks or module._forward_pre_hooks or "residual_connection" in vars(module)
         for module in model.modules()
@@ -104,7 +104,7 @@ class RecordedSteps:
     Attributes:
         model: the model.
         recordable: whether its steps can be recorded. The log says why not.
-        gradients: by parameter, the tensor to which all backwards add.
+        gradients: for each parameter, the tensor to which all backwards add.
         pool: memory that all graphs share, because only one of them runs at a time.
         anchor: see `_Replay`.
     """
@@ -124,8 +124,8 @@ class RecordedSteps:
         """The losses of a batch, by replay; None if the batch is to be computed as usual.
 
         Args:
-            losses_of: computes the losses. A pair is recorded from it.
-            batch: its input.
+            losses_of: computes the losses of a batch. The graphs record its forward and its backward.
+            batch: the input of `losses_of`.
         """
         if not self.recordable or watched(self.model) or not all(map(torch.is_tensor, batch.values())):
             return None
@@ -141,7 +141,7 @@ class RecordedSteps:
 
     @torch.no_grad()
     def attach_gradients(self) -> None:
-        """Let each parameter's `grad` be its fixed tensor, with the gradient that it had: zeros if it had none."""
+        """Make each parameter's fixed tensor its `grad`. The gradient keeps its value, or is zero if there was none."""
         empty = []
         for p, total in self.gradients.items():
             if p.grad is None:

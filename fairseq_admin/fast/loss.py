@@ -4,8 +4,8 @@
     gradient = softmax(x) - (1 - ε - ε_i) · [v = target] - ε_i
 
 where x are the logits of a position, V is the number of words, and padding is left out of the sum over positions.
-fairseq keeps float32 log-probabilities next to the logits, and makes as much again in the backward. Here only the
-logits are kept, the gradient overwrites them, and the rest is computed a few rows at a time.
+fairseq keeps float32 log-probabilities in addition to the logits, and its backward allocates as much memory again. Here
+only the logits are kept, the gradient overwrites them, and the rest is computed a few rows at a time.
 
 torch's linear_cross_entropy and liger-kernel do not return the loss without smoothing, which the log needs.
 """
@@ -101,7 +101,7 @@ def _gives_logits(model: Any) -> bool:
 
 
 class _Computed(NamedTuple):
-    """In place of a model whose losses are known."""
+    """Stands in for the model when its losses have been computed already."""
 
     losses: tuple[Tensor, Tensor]
 
@@ -111,12 +111,12 @@ class _Computed(NamedTuple):
 
 @register_criterion("label_smoothed_cross_entropy_fast", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
 class FastLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
-    """fairseq's criterion, with its options. For an adaptive softmax and the like fairseq's own code computes."""
+    """fairseq's criterion, with its options. For an adaptive softmax and the like, fairseq's own code runs."""
 
     steps: RecordedSteps | None = None
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> Any:
-        """As fairseq's. With `--admin-fast graph` a training step is replayed."""
+        """Compute the loss as fairseq does. With `--admin-fast graph` a training step is replayed."""
         losses = self._replayed(model, sample) if reduce and model.training else None
         return super().forward(model if losses is None else _Computed(losses), sample, reduce=reduce)
 
@@ -138,7 +138,7 @@ class FastLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     def compute_loss(
         self, model: Any, net_output: Any, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """As fairseq's. With `reduce` the backward overwrites the model's output."""
+        """Compute the loss as fairseq does. With `reduce` the backward overwrites the model's output."""
         if isinstance(model, _Computed):
             return model.losses
         if not (reduce and _gives_logits(model)):

@@ -43,15 +43,16 @@ def speed_up(model: nn.Module, cfg: Any, stacks: dict[str, Any]) -> None:
 
     Args:
         model: a new model.
-        cfg: its options.
-        stacks: its encoder, its decoder or both, by name.
+        cfg: the options of the model.
+        stacks: the model's encoder, its decoder or both, by name.
     """
     if not wanted(cfg):
         if cfg.admin_fast != "off":
             logger.info("Admin: --admin-fast: stock layers, for lack of faster ones with %s", ", ".join(obstacles(cfg)))
         return
     # From torch 2.11 scaled_dot_product_attention prefers cuDNN on H100, H200 and B200. cuDNN builds and keeps a plan
-    # for every new batch size and pair of lengths, of which text has thousands. The switch acts on the whole process.
+    # for every new combination of batch size and two lengths. Text has thousands of these. The switch acts on the whole
+    # process.
     if torch.backends.cuda.cudnn_sdp_enabled():
         torch.backends.cuda.enable_cudnn_sdp(False)
         if torch.cuda.is_available():

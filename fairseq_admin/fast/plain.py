@@ -15,9 +15,9 @@ class Fast:
     """
 
     plain: bool = False
-    """Whether the plain `forward` computes at the moment."""
+    """Whether the plain `forward` runs at the moment."""
     gpu_code: bool = False
-    """Whether tensors on a CPU take the code for GPUs too: in tests, and when the host is timed."""
+    """Whether the code for GPUs also runs on CPU tensors: in tests, and when the host is timed."""
 
     def on_cpu(self, x: Tensor) -> bool:
         """Whether to run the code for CPUs."""
@@ -26,7 +26,7 @@ class Fast:
 
 @contextlib.contextmanager
 def plain_layers(model: nn.Module) -> Iterator[None]:
-    """Within this context the plain modules compute: the same numbers, bit for bit, as with --admin-fast off."""
+    """In this context the plain modules run, so the results are the same bits as with --admin-fast off."""
     fast = [module for module in model.modules() if isinstance(module, Fast) and not module.plain]
     for module in fast:
         module.plain = True

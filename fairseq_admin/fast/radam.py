@@ -88,14 +88,21 @@ def fused_step(
 
 
 class FP16Optimizer(fp16_optimizer.FP16Optimizer):
-    """fairseq's, with one operation for all copies that are not flat. Checkpoints contain its name, which must stay."""
+    """fairseq's FP16Optimizer, with one operation for all copies that are not flat.
+
+    Checkpoints contain the name of this class, so the name must stay.
+    """
 
     _needs_sync: bool
     fp32_params: Any
 
     @classmethod
     def build_optimizer(cls, cfg: Any, params: Any, **kwargs: Any) -> Any:
-        """As fairseq's. Only a fast model gets this class, and only the first that asks; later ones get fairseq's."""
+        """Build an optimizer as fairseq does.
+
+        Only a fast model gets this class, and only for the first optimizer that is built after the model. All other
+        optimizers are of fairseq's class.
+        """
         if getattr(cfg.get("model"), "admin_fast", "off") == "off":
             return fp16_optimizer.FP16Optimizer.build_optimizer(cfg, params, **kwargs)
         optim.FP16Optimizer = fp16_optimizer.FP16Optimizer
@@ -125,4 +132,4 @@ class FP16Optimizer(fp16_optimizer.FP16Optimizer):
             return super().zero_grad()
         self.fp32_params = [p32 for p, p32 in zip(self.fp16_params, params) if not p.requires_grad]  # never copied to
         super().zero_grad()
-        self.fp32_params, self._needs_sync = params, True  # without a backward, a step then makes zeros
+        self.fp32_params, self._needs_sync = params, True  # a step without a backward then fills in zero gradients

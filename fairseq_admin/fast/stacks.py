@@ -1,7 +1,7 @@
-"""A batch-first encoder and decoder that make their masks once a batch. The plain ones are in method/stacks.py.
+"""A batch-first encoder and decoder that make their masks once per batch. The plain ones are in method/stacks.py.
 
 In every encoder layer fairseq asks the device whether there is padding, and the host waits for the answer. These stacks
-never ask. They are for training: the plain ones compute in evaluation, and if a caller wants a layer's output or
+never ask. They are for training. The plain stacks run in evaluation, and if a caller wants a layer's output or
 attention weights.
 """
 
@@ -37,7 +37,7 @@ class FastEncoder(Fast, AdminEncoder):
         return_all_hiddens: bool = False,
         token_embeddings: Tensor | None = None,
     ) -> dict[str, list]:
-        """As fairseq's, with the mask for `FastDecoder`.
+        """Encode as fairseq does. The output also holds the mask for `FastDecoder`.
 
         Shapes: tokens (B, T), embeddings (B, T, C), `encoder_out` (T, B, C).
         """
@@ -77,7 +77,10 @@ class FastDecoder(Fast, AdminDecoder):
     def extract_features_scriptable(
         self, prev_output_tokens: Tensor, encoder_out: Any, *options: Any, **named: Any
     ) -> tuple[Tensor, dict[str, list]]:
-        """As fairseq's; with any of its options the plain one computes. Shapes: tokens (B, T), features (B, T, C)."""
+        """Decode as fairseq does. If an option is given, the plain decoder runs.
+
+        Shapes: tokens (B, T), features (B, T, C).
+        """
         self.batch_first = self.training and not (
             self.plain
             or any(option is not None and option is not False for option in (*options, *named.values()))
@@ -111,9 +114,9 @@ class FastDecoder(Fast, AdminDecoder):
     def _sources(self, encoder_out: Any) -> list[Any]:
         """The input of each layer's encoder-attention: the encoder's output, or keys and values.
 
-        One product computes the keys and values of all layers. Each layer computes its own under activation
-        checkpointing, which would keep them until the backward; under layerdrop, which may skip the layer; and on CPUs,
-        where the copy of the weights costs more than one product saves.
+        One product computes the keys and values of all layers. There are three exceptions, in which each layer computes
+        its own. Under activation checkpointing, shared keys and values would stay in memory until the backward. Under
+        layerdrop, a layer may be skipped. On CPUs, the copy of the weights costs more than one product saves.
         """
         source = None if encoder_out is None else encoder_out["encoder_out"][0].transpose(0, 1).flatten(0, 1)
         attentions: list[Any] = [layer.encoder_attn for layer in layers_of(self)]

@@ -1,4 +1,4 @@
-"""One more norm in a branch: of its input, in addition to Post-LN's, or of its output, in addition to Pre-LN's.
+"""One more norm in each branch: Keel adds one of the branch's input to Post-LN, Peri-LN one of its output to Pre-LN.
 
     Keel       LN( a · x + f(LN(x)) )      Chen and Wei 2026 (from second-hand sources)
     Peri-LN    x + LN(f(LN(x)))            Kim et al. 2025 (from second-hand sources)
@@ -17,7 +17,10 @@ from .schemes import Layer, attentions_of, change_first
 
 
 def _norm_query(attention: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Hook before an attention. In self-attention, keys and values are the query; an encoder's output stays."""
+    """Hook before an attention: norm the query, and keys and values if they are the same tensor (self-attention).
+
+    An encoder's output, as keys and values, is not normed.
+    """
     query = kwargs["query"]
     normed = attention.input_norm(query)
     same = {name: normed for name in ("query", "key", "value") if kwargs[name] is query}

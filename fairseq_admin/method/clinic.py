@@ -20,7 +20,7 @@ NORMS = {"attention": "self_attn", "self": "self_attn", "encoder": "encoder_attn
 """The norm of an ω, by the first part of the ω's name."""
 
 OPTIONS = {"arch": "transformer_admin", "admin_scheme": "admin"}
-"""Options that replace a converted checkpoint's. Its other options stay."""
+"""Options that replace those of a converted checkpoint. The checkpoint's other options stay."""
 
 RATIO = re.compile(rf"(.+)\.({'|'.join(NORMS)})_ratio_change")
 PACKED = re.compile(r"(.+)\.in_proj_(weight|bias)")
@@ -30,10 +30,10 @@ def rename(weights: MutableMapping[str, Tensor]) -> bool:
     """Rename the entries of a state dict of the authors' code, in place.
 
     Args:
-        weights: a state dict. Any other code's stays as it is.
+        weights: a state dict. If it is not from the authors' code, it stays unchanged.
 
     Returns:
-        Whether the state dict was the authors'.
+        Whether the state dict was from the authors' code.
     """
     if not any(RATIO.fullmatch(key) for key in weights):
         return False

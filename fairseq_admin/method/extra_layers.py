@@ -41,7 +41,7 @@ class MoreLayers(AdminEncoder):
 
     Args:
         cfg: the options of the new layers, as fairseq's layers read them.
-        dictionary: the encoder's.
+        dictionary: the dictionary of the encoder.
     """
 
     def __init__(self, cfg: Options, dictionary: Dictionary) -> None:

@@ -1,4 +1,4 @@
-"""Fixup's replacement of layer normalization (Zhang, Dauphin and Ma 2019, rule 3, by a summary of the paper).
+"""Fixup's replacement of layer normalization (Zhang, Dauphin and Ma 2019, rule 3, as a summary of the paper gives it).
 
     feed-forward   s · fc2( b₃ + relu( b₂ + fc1( b₁ + x ) ) )
     attention      s · out( b₂ + heads( b₁ + x ) )

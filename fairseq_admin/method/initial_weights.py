@@ -1,6 +1,7 @@
-"""The initial weights of the schemes that do not keep fairseq's.
+"""The initial weights of the schemes that do not keep those of fairseq.
 
-Each function changes a model's stacks in place: {"encoder": stack, "decoder": stack}, or the one that the model has.
+Each function changes a model's stacks in place: {"encoder": stack, "decoder": stack}, or the only stack that the model
+has.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ def _depths(stacks: Stacks) -> tuple[int, int]:
 
 
 def _layers(stacks: Stacks, per_stack: PerStack = (1.0, 1.0)) -> Iterator[tuple[Layer, int, float]]:
-    """Yield every layer in forward order, its number in its stack, from 1, and its stack's entry of `per_stack`."""
+    """Yield (layer, number, value) for every layer in forward order.
+
+    The number counts the layers of a stack, from 1. The value is the stack's entry of `per_stack`.
+    """
     for side, value in zip(SIDES, per_stack):
         if side in stacks:
             for number, layer in enumerate(layers_of(stacks[side]), 1):
@@ -51,7 +55,7 @@ def deepnorm_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
 
 
 def t_fixup_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
-    """T-Fixup's gain for values, attention outputs and feed-forward weights; embeddings take the decoder's.
+    """T-Fixup's gain for values, attention outputs and feed-forward weights; embeddings take the decoder's gain.
 
     encoder: 0.67 N^(-1/4),   decoder: (9M)^(-1/4)      Huang et al. 2020, the steps of T-Fixup
 
@@ -81,7 +85,8 @@ def t_fixup_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
 def _draw(layer: Layer, draw: Callable[..., Tensor], gain: float, query_gain: float = 1.0) -> None:
     """Draw every weight matrix of a layer: queries and keys with `query_gain`, the others with `gain`.
 
-    Feed-forward biases become 0, as in the fairseq of the papers; attention's keep today's law.
+    Feed-forward biases become 0, as in the fairseq of the papers. Attention biases keep the initial values of today's
+    fairseq.
     """
     for attention in attentions_of(layer):
         draw(attention.q_proj.weight, gain=query_gain)
@@ -103,7 +108,9 @@ def deepnorm_weights(stacks: Stacks) -> None:
 
 
 def t_fixup_weights(stacks: Stacks, code: bool = False) -> None:
-    """Xavier-uniform; values, attention outputs and feed-forward times `t_fixup_gains`; embeddings times the decoder's.
+    """Draw matrices Xavier-uniform. Multiply values, attention outputs and feed-forward weights by `t_fixup_gains`.
+
+    The embeddings are multiplied by the decoder's gain.
 
     Huang et al. 2020, the steps of T-Fixup. The embeddings are fairseq's N(0, 1/C), or vectors from a file, before they
     are scaled. A matrix tied to several places is scaled once.
@@ -122,7 +129,7 @@ def t_fixup_weights(stacks: Stacks, code: bool = False) -> None:
 
 @torch.no_grad()
 def _scale_embeddings(stacks: Stacks, factors: PerStack) -> None:
-    """Multiply the embeddings of each stack by its factor; shared ones by the encoder's."""
+    """Multiply the embeddings of each stack by its factor, and shared embeddings by the encoder's factor."""
     if not all(isinstance(stack.embed_tokens, nn.Embedding) for stack in stacks.values()):
         raise AdminError("T-Fixup scales one embedding matrix. Leave out --adaptive-input and --character-embeddings.")
     weights = {side: stack.embed_tokens.weight for side, stack in stacks.items()}
@@ -132,10 +139,12 @@ def _scale_embeddings(stacks: Stacks, factors: PerStack) -> None:
 
 
 def dt_fixup_weights(stacks: Stacks) -> None:
-    """Xavier-uniform in every weight matrix; biases keep fairseq's law. `dt_fixup_scale` follows when μ is known.
+    """Draw every weight matrix Xavier-uniform. Biases keep fairseq's initial values.
+
+    `dt_fixup_scale` follows when μ is known.
 
     Xu et al. 2021, section 3. The authors' code (BorealisAI/DT-Fixup) also draws every tensor of two dimensions, but
-    from Xavier's normal law.
+    from Xavier's normal distribution.
     """
     for layer, *_ in _layers(stacks):
         for linear in linears_of(layer):
@@ -160,12 +169,14 @@ def dt_fixup_scale(encoder: Stack, largest_norm: float) -> None:
 
 
 def fixup_weights(stacks: Stacks) -> None:
-    """Standard weights times L^(-1/(2m-2)) in each of L branches of m linear layers; a branch's last weights are 0.
+    """Set the last weights of each branch to 0, and scale its other weights by L^(-1/(2m-2)).
 
-    Zhang, Dauphin and Ma 2019, rules 1 and 2 (by a summary of the paper). As in the authors' code, m is 4 in an
-    attention and 2 in a feed-forward layer, L counts both stacks, and an output projection is 0 unless it is tied to an
-    embedding. The standard is Xavier-uniform, with fairseq's gain of 1/sqrt(2) for queries, keys and values, which that
-    code draws as one matrix. The code takes L = 12 for every encoder-attention; here L is the paper's.
+    Zhang, Dauphin and Ma 2019, rules 1 and 2 (as a summary of the paper gives them). L is the number of branches, and m
+    is the number of linear layers in the branch. As in the authors' code, m is 4 in an attention and 2 in a
+    feed-forward layer, L counts both stacks, and an output projection is 0 unless it is tied to an embedding. Before
+    scaling, the weights are Xavier-uniform, with fairseq's gain of 1/sqrt(2) for queries, keys and values, which that
+    code draws as one matrix. For every encoder-attention that code takes L = 12; here L is always the number of
+    branches, as in the paper.
     """
     layers = [layer for layer, *_ in _layers(stacks)]
     branches = sum(len(attentions_of(layer)) + 1 for layer in layers)
@@ -189,7 +200,7 @@ def looklinear_weights(stacks: Stacks) -> None:
         [V, -V] relu([W, -W] x) = V (relu(Wx) - relu(-Wx)) = V W x
 
     Balduzzi et al. 2017, looks-linear initialisation. W and V are Xavier-uniform and biases 0, as in the code of Liu et
-    al. 2020. It also holds for gelu and swish.
+    al. 2020. The equation also holds for gelu and swish.
 
     Raises:
         AdminError: a feed-forward layer's width is odd.
@@ -218,8 +229,9 @@ def ds_init_weights(stacks: Stacks) -> None:
 def ds_init_code_weights(stacks: Stacks) -> None:
     """Xavier-uniform with its variance times 1/sqrt(l), hence gain l^(-1/4); biases are 0.
 
-    Queries, keys and values of self-attention are drawn as one matrix, of C to 3C channels: 1/sqrt(2) of that gain.
-    The authors' code: bzhangGo/zero, variance_scaling_initializer(1/sqrt(l), "fan_avg", "uniform")
+    The authors' code (bzhangGo/zero) calls variance_scaling_initializer(1/sqrt(l), "fan_avg", "uniform"). It draws
+    queries, keys and values of self-attention as one matrix from C to 3C channels, so their gain is 1/sqrt(2) times
+    l^(-1/4).
     """
     for layer, number, _ in _layers(stacks):
         _draw(layer, nn.init.xavier_uniform_, number**-0.25, number**-0.25)
@@ -256,14 +268,14 @@ WEIGHTS: dict[str, Callable[[Stacks], None]] = {
 
 
 def draw(scheme: str, stacks: Stacks) -> None:
-    """Draw the initial weights of a scheme, in place. A scheme that is not in WEIGHTS keeps fairseq's.
+    """Draw the initial weights of a scheme, in place. A scheme that is not in WEIGHTS keeps fairseq's weights.
 
     Args:
         scheme: its name in `SCHEMES`.
         stacks: the encoder, the decoder or both.
 
     Raises:
-        AdminError: T-Fixup was given for an encoder alone.
+        AdminError: the scheme is T-Fixup and the model is an encoder alone.
     """
     if scheme in WEIGHTS:
         WEIGHTS[scheme](stacks)

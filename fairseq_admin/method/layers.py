@@ -1,9 +1,9 @@
 """fairseq's layers with the sub-layers of a scheme.
 
-fairseq's layers compute `norm(residual_connection(branch, shortcut))` and do not say which sub-layer it is.
-`residual_connection` itself applies a scale of the whole layer. For ω, which belongs to a sub-layer, it returns the
-pair (branch, shortcut), and the sub-layer's norm adds it up. So a forward hook on the norm sees branch, shortcut and
-output.
+fairseq's layers compute `norm(residual_connection(branch, shortcut))` and do not say which sub-layer calls it.
+`residual_connection` itself applies a scale that all sub-layers of a layer share. Each sub-layer has its own ω, so for
+ω this method returns the pair (branch, shortcut), and the sub-layer's norm computes the sum. So a forward hook on the
+norm sees branch, shortcut and output.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def xavier(linear: nn.Linear) -> nn.Linear:
 
 
 def ffn_law(cfg: Options) -> str | None:
-    """The law of a model's initial feed-forward weights.
+    """The initial distribution of a model's feed-forward weights.
 
     Args:
         cfg: the model's options.
@@ -55,14 +55,14 @@ def ffn_law(cfg: Options) -> str | None:
 
 
 class _SchemeLayer:
-    """Changes to both of fairseq's layers, by the row of `cfg.admin_scheme`.
+    """The changes that the scheme's row of the table makes to fairseq's encoder layer and decoder layer.
 
     If the scheme has them, the state dict holds a as the buffer `shortcut_scale` and b as the parameter
     `branch_scale`, both of shape (1,).
     """
 
     side: int
-    """This layer's index in a `PerStack`."""
+    """The index of this layer's stack in a `PerStack`."""
     embed_dim: int
     normalize_before: bool
     self_attn: Any
@@ -111,11 +111,12 @@ class _SchemeLayer:
         return xavier(linear) if self._xavier else linear
 
     def forward(self, x: Tensor, *args, **kwargs):
-        """As fairseq's. With a second stream, x holds both streams: shape (T, B, 2C).
+        """Compute as fairseq's layer does. With a second stream, x holds both streams: shape (T, B, 2C).
 
-        Under --checkpoint-activations a layer keeps only its input, and with --offload-activations on the CPU. torch
-        recomputes as in the forward. fairseq's own wrapper forgets autocast: under --amp it would compute in float32,
-        which takes other kernels, more time and more memory.
+        Under --checkpoint-activations a layer keeps only its input, and recomputes the rest. With --offload-activations
+        it keeps its input on the CPU. torch recomputes under the same conditions as in the forward. fairseq's own
+        wrapper forgets autocast: under --amp it would compute in float32, which takes other kernels, more time and more
+        memory.
         """
         if not self.recompute:
             return self._forward(x, *args, **kwargs)
@@ -138,7 +139,7 @@ class _SchemeLayer:
         return super().forward(x, *args, **kwargs)  # type: ignore[misc]
 
     def residual_connection(self, x: Tensor, residual: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """a · shortcut + b · branch, or the pair (branch, shortcut) for a norm that adds it up. Shapes (T, B, C)."""
+        """a · shortcut + b · branch, or the pair (branch, shortcut) for a norm that sums it. Shapes (T, B, C)."""
         if self.scheme.omega:
             return x, residual
         if self.branch_scale is not None:

@@ -61,7 +61,8 @@ class ShortcutNorm(nn.LayerNorm):
             The same shape.
         """
         branch, shortcut = branch_and_shortcut
-        # Under autocast the branch is half and the shortcut, a norm's output, is float: the sum is float, as in stock.
+        # Under autocast the branch is in half precision and the shortcut, a norm's output, is float32. So the sum is
+        # float32, as in fairseq.
         return super().forward(shortcut * self.omega.to(shortcut.dtype) + branch)
 
 

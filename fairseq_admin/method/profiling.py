@@ -84,7 +84,7 @@ def from_first_rank(omega: Tensor) -> Tensor:
     """Broadcast the first data-parallel rank's ω. Every rank must call this, even after an error of its own.
 
     Args:
-        omega: this rank's. Shape (S,). Overwritten.
+        omega: this rank's ω, which is overwritten. Shape (S,).
 
     Returns:
         The first rank's ω. Shape (S,).
@@ -98,7 +98,7 @@ def profile(model: BaseFairseqModel, words: Mapping[str, Tensor], rule: str, tok
     """Fill every ω of a model from one training batch, the same on all data-parallel ranks.
 
     Args:
-        model, words, rule: as for `measure`.
+        model, words, rule: see `measure`.
         tokens: budget of padded tokens on the longer side; the pass takes the batch's first sentences that fit.
 
     Returns:
@@ -116,7 +116,7 @@ def profile(model: BaseFairseqModel, words: Mapping[str, Tensor], rule: str, tok
     sentences = min(sizes[0][0], max(1, tokens // max(longest for _, longest in sizes)))
 
     def measure_what_fits() -> Tensor:
-        """Measure the first sentences, half as many whenever memory runs out."""
+        """Measure the first sentences of the batch. Whenever memory runs out, halve their number."""
         nonlocal sentences
         while True:
             try:

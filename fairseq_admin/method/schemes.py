@@ -13,8 +13,8 @@ This file imports the standard library only, so that recipes can read it without
 
     N layers of the encoder   M layers of the decoder   l a layer's number in its stack, from 1   C channels
 
-A language model is a decoder alone, N = 0, and a masked one an encoder alone, M = 0. Each takes its half of a row,
-unless the scheme's paper has a rule for it.
+A language model is a decoder alone, N = 0, and a masked language model is an encoder alone, M = 0. Such a model takes
+the decoder's or the encoder's half of a row, unless the scheme's paper has a rule for a single stack.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PerStack = tuple[float, float]
 """A number for the encoder and one for the decoder."""
 
 FFN_LAWS = ("xavier", "stock")
-"""Initial feed-forward weights: Xavier-uniform with zero bias, as in fairseq until 0.10, or today's."""
+"""Initial feed-forward weights: Xavier-uniform with zero bias, as in fairseq until 0.10, or as in fairseq today."""
 
 DEPTH_RULES = ("log", "constant")
 """Rules that set omega from a stack's depth alone."""
@@ -42,7 +42,7 @@ SUBLAYER_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_laye
 
 
 class Options(Protocol):
-    """The options of a model that this package reads: fairseq's TransformerConfig, with Admin's."""
+    """The options of a model that this package reads: fairseq's TransformerConfig, with the options of Admin."""
 
     admin_scheme: str
     admin_init: str
@@ -98,22 +98,22 @@ class Scheme(NamedTuple):
     fixup: bool = False
     """Whether Fixup's biases and multipliers, one number each, replace the norms."""
     ffn: str | None = "stock"
-    """The law of the feed-forward weights, one of FFN_LAWS, unless --admin-ffn-init gives another. None: the scheme
-    draws them itself (initial_weights.py), from Xavier's law."""
+    """The initial distribution of the feed-forward weights, one of FFN_LAWS, unless --admin-ffn-init gives another.
+    None: the scheme draws them itself (initial_weights.py), from Xavier's distribution."""
     new_layers_only: bool = False
-    """Whether it is only for new layers on a pre-trained encoder (deeper_model.py)."""
+    """Whether the scheme is only for new layers on a pre-trained encoder (deeper_model.py)."""
 
     @property
     def stock_layers(self) -> bool:
-        """Whether fairseq's own layers compute the scheme; its state dict is then a stock Transformer's."""
+        """Whether fairseq's own layers compute the scheme; then its state dict is that of a stock Transformer."""
         return self.folds and not (self.omega or self.shortcut or self.branch)
 
     @property
     def folds(self) -> bool:
         """Whether a stock Transformer can compute the scheme, with the weights that fold.py gives it.
 
-        The fold moves a factor on a shortcut or a branch into the weights next to it. fairseq has no layer without
-        norms, with two norms a sub-layer, or with one more shortcut or stream.
+        The fold moves a factor on a shortcut or a branch into the weights next to it. Not every scheme has a stock
+        counterpart: no layer of fairseq's lacks norms, has two norms per sub-layer, or has one more shortcut or stream.
         """
         return not (self.bottom or self.branch_norm or self.second_stream or "none" in self.norm)
 
@@ -122,7 +122,7 @@ def deepnorm_scales(encoder_layers: int, decoder_layers: int) -> PerStack:
     """DeepNorm's constant a on the shortcut, called alpha in the paper.
 
     encoder: 0.81 (N⁴M)^(1/16),   decoder: (3M)^(1/4);   one stack of L layers: (2L)^(1/4)
-    Wang et al. 2022, section 2, figure 2b; one stack also as in the authors' code (microsoft/torchscale)
+    Wang et al. 2022, section 2, figure 2b. For one stack, the authors' code (microsoft/torchscale) has the same a.
 
     Args:
         encoder_layers: N; 0 for a decoder alone.
@@ -156,7 +156,7 @@ def stacks_of(model: nn.Module) -> dict[str, Any]:
         model: a fairseq model with an `encoder`, a `decoder` or both.
 
     Returns:
-        {"encoder": stack, "decoder": stack}, or the one that the model has.
+        {"encoder": stack, "decoder": stack}, or the only stack that the model has.
     """
     sides = {side: getattr(model, side) for side in SIDES if hasattr(model, side)}
     return {side: getattr(stack, "sentence_encoder", stack) for side, stack in sides.items()}
@@ -203,7 +203,7 @@ def change_first(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Change a module's output in a hook.
 
     Args:
-        output: a tensor, or a tuple that begins with it, as an attention's or a decoder layer's.
+        output: a tensor, or a tuple that begins with one, as attentions and decoder layers return it.
         change: computes the new tensor.
 
     Returns:
@@ -234,7 +234,7 @@ SCHEMES: dict[str, Scheme] = {
     # One b per layer, not per sub-layer, as in the authors' code (majumderb/rezero) and in that of Liu et al. 2020.
     "rezero": Scheme("ReZero", "Bachlechner et al. 2020, equation 1", norm=("none", "none"), branch=True),
     "rezero-post-ln": Scheme("ReZero-Post-LN", "Liu et al. 2020, table 3", branch=True),
-    # The paper trains without warm-up; --warmup-updates and --lr-scheduler set that, not the model.
+    # The paper trains without warm-up. The scheme does not set this; --warmup-updates and --lr-scheduler do.
     "t-fixup": Scheme("T-Fixup", "Huang et al. 2020, the steps of T-Fixup", norm=("none", "none"), ffn=None),
     "t-fixup-code": Scheme(
         "T-Fixup (code)",

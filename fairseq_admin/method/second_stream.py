@@ -2,9 +2,9 @@
 
     x_{k+1} = LN(x_k + f(x_k)),   d_{k+1} = d_k + f(x_k),   d_0 = x_0,   output x_S + LN(d_S)
 
-Xie et al. 2023, from the authors' code (microsoft/ResiDual, its scales of 1). Layers pass
-both on as one tensor of 2C channels, x first. So activation checkpointing, layerdrop and fairseq's stacks carry both,
-with their gradients. The hidden states that a stack returns on request are such pairs.
+Xie et al. 2023, from the authors' code (microsoft/ResiDual), with its scale factors equal to 1. Layers pass both
+streams on as one tensor of 2C channels, x first. So activation checkpointing, layerdrop and fairseq's stacks carry
+both, with their gradients. The hidden states that a stack returns on request are such pairs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SecondNorm(nn.LayerNorm):
     """
 
     def __init__(self, channels: int) -> None:
-        super().__init__(channels, eps=1e-7)  # the authors'
+        super().__init__(channels, eps=1e-7)  # as in the authors' code
 
     def forward(self, states: Tensor) -> Tensor:
         """Join both streams.

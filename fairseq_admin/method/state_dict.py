@@ -1,4 +1,4 @@
-"""Read stacks, scheme and ω from a state dict, and upgrade a stock Transformer's."""
+"""Read stacks, scheme and ω from a state dict, and upgrade the state dict of a stock Transformer."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def prune(state: MutableMapping[str, Tensor], stack: str, kept: Sequence[int]) -
     fairseq's own pruning drops every layer of the encoder if only the decoder is pruned, and vice versa.
 
     Args:
-        state: the state dict about to be loaded. It stays as it is if it was pruned before (it has as many layers as
-            are kept), or lacks one of these layers (`upgrade_stock_state` refuses its depth).
+        state: the state dict about to be loaded. It stays unchanged in two cases: it has as many layers as `kept`, so
+            it was pruned before; or it lacks a layer of `kept`, and then `upgrade_stock_state` refuses its depth.
         stack: "encoder" or "decoder".
-        kept: numbers of the layers to keep, from 0.
+        kept: indices of the layers to keep, from 0.
     """
     layer = re.compile(rf"({stack}\.(?:sentence_encoder\.)?layers\.)(\d+)(\..+)")
     matches = {key: match for key in state if (match := layer.fullmatch(key))}
@@ -166,7 +166,7 @@ def omegas(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
     Returns:
         {"encoder": {"layers.0.self_attn": ω, ...}, "decoder": ...}, new layers under "more", in the state dict's order,
-        which is the forward's. Each ω has shape (C,), float64. Empty if the model has no ω.
+        which is the order of the forward. Each ω has shape (C,), float64. Empty if the model has no ω.
     """
     stacks: dict[str, dict[str, Tensor]] = {}
     state = strip_roberta_prefix(state)

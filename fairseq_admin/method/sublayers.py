@@ -27,7 +27,7 @@ class Sublayer:
     """One sub-layer in one forward pass: output = norm(a · shortcut + b · branch + bottom), or without the norm."""
 
     layer: int
-    """The number of its layer in the stack, from 0."""
+    """The index of its layer in the stack, from 0."""
     kind: str
     """"self_attn", "encoder_attn" or "ffn"."""
     branch: Tensor
@@ -69,7 +69,7 @@ class Sublayer:
 
     @property
     def total(self) -> Tensor:
-        """The sum, which a norm takes or which is the output, in float32 or wider. Shape (T, B, C)."""
+        """The sum, in float32 or wider. A norm reads it, or it is the output. Shape (T, B, C)."""
         branch = self.scaled_branch
         total = self.a * self.shortcut.to(branch.dtype) + branch
         return total if self.bottom is None else total + self.bottom
@@ -100,8 +100,9 @@ def watch(
         tokens: its input. Shape (B, T).
         see: called with each sub-layer. If a norm follows, `output` is not computed yet.
         undo: close it after the forward.
-        branches: S tensors that replace the sub-layers' branches in the sums, though `see` gets the sub-layers' own.
-            Given another model's branches, every sub-layer gets the same input as in that model. Shapes (T, B, C).
+        branches: S tensors that replace the sub-layers' branches in the sums. (`see` still gets the branches that the
+            sub-layers compute.) Given another model's branches, every sub-layer gets the same input as in that model.
+            Shapes (T, B, C).
     """
     replacements = None if branches is None else iter(branches)
 

@@ -20,13 +20,13 @@ ENOUGH = 20
 
 
 class Level:
-    """A slow and a fast running mean of a value; at first both are the mean of all."""
+    """A slow and a fast running mean of a value. At first both are the mean of all values so far."""
 
     def __init__(self) -> None:
         self.count = 0
         self.slow = self.fast = 0.0
         self.calm = ENOUGH
-        """For a share: the number of measurements in a row without the sign."""
+        """For a share: the number of measurements in a row without a sign of divergence."""
 
     def take(self, value: float) -> None:
         """Add a measurement.
@@ -40,7 +40,7 @@ class Level:
 
 
 class DivergenceRule:
-    """Decides, from the measurements of one run in their order, when they show the sign."""
+    """Reads the measurements of one run in order, and decides when they show the sign of divergence."""
 
     def __init__(self) -> None:
         self.loss = Level()
@@ -49,7 +49,8 @@ class DivergenceRule:
     def warnings(self, update: int, shares: dict[str, float], loss: float) -> list[str]:
         """Take one more measurement, and warn of new signs.
 
-        A measurement that is not finite, as after an overflow, is ignored: it would stay in the levels.
+        A measurement that is not finite, as after an overflow, is ignored: the running means would never be finite
+        again.
 
         Args:
             update: the number of the measured update.

@@ -5,8 +5,8 @@ after the last batch of an update. The monitor measures the first batch of an up
 update. It logs both when the next update begins, in the aggregates of fairseq's trainer, which the progress bars read.
 
 β_{i,i} (`sublayers.own_share`) is the square root of the branch's share in a sub-layer's sum. Post-LN normalises that
-sum and Pre-LN adds to it; either way the next norm divides by the sum's deviation. For a scheme without norms it is the
-share in the sum alone.
+sum and Pre-LN adds to it; either way the next norm divides by the sum's deviation. A scheme without norms divides by
+nothing, so there β describes the sum alone.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class StackProbe:
 
     Attributes:
         whole: whether the forward reached its end; if not, memory ran out.
-        left_out: numbers of the layers that layerdrop skipped.
+        left_out: indices of the layers that layerdrop skipped.
     """
 
     def __init__(self, stack: Any, tokens: Tensor, variances: bool) -> None:
@@ -108,10 +108,10 @@ class StackProbe:
 
 
 class Monitor:
-    """Measures one model in training. Every rank has a monitor; the first rank's measures.
+    """Measures one model in training. Every rank has a monitor, but only the monitor of the first rank measures.
 
     Args:
-        every: measure the first update and every `every`-th; 0: none.
+        every: measure the first update and every `every`-th update. 0: measure nothing.
         thorough: also measure variances and gradients and warn of divergence; otherwise ω alone.
     """
 
@@ -150,7 +150,8 @@ class Monitor:
             self._forget()
         elif self.probes:
             self._finish()
-        # This measurement is logged with the next update, and fairseq logs after multiples of the interval.
+        # A measurement is logged with the next update, and fairseq logs after multiples of the interval. So measure
+        # the update before a multiple.
         self.due = self.num_updates < 0 or (num_updates + 2) % self.every == 0
         self.num_updates = num_updates
         for name, value in self.shown.items():

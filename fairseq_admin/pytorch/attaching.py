@@ -4,9 +4,9 @@
 
 omega_init is a buffer of the norm; `attach` and `profile` fill it. omega_delta is a parameter that starts at 0, as in
 fairseq's layers (`method.norms`), because an optimizer may copy the parameters before there is a batch to profile. With
-ω = 1 the model computes the same bits as before. No forward is replaced. The fold leaves the stock model with the same
-function: the norm that wrote a shortcut writes it ω times as large, and the weights that read it undo that (see
-`folding`).
+ω = 1 the model computes the same bits as before. No forward is replaced. The fold gives a stock model that computes the
+same function. It multiplies the norm that wrote a shortcut by ω, and divides the weights that read the shortcut by ω
+(see `folding`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Attached:
     off: dict[str, str]
     """The norms that read a sum and have no ω, or one that stays 1, and why."""
     layout: dict[str, str] = field(default_factory=dict)
-    """The first name of each parameter, by each of its names."""
+    """For each name of a parameter, the first name of the same parameter. (A tied parameter has several names.)"""
     undo: list[Callable[[], object]] = field(default_factory=list)
 
     @property
@@ -65,7 +65,7 @@ class Attached:
         return [site for stack in self.stacks for site in stack]
 
     def forget(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Drop shortcuts that a failed forward left (out of memory): a hook of the model."""
+        """Hook of the model: drop the shortcuts that a failed forward left behind, as after running out of memory."""
         for device in {tensor.device for tensor in tensors([args, kwargs])}:
             for site in self.sites:
                 site.shortcuts.pop(device, None)
@@ -75,7 +75,7 @@ def attached(model: nn.Module) -> tuple[nn.Module, Attached]:
     """The attached model, which may be inside a wrapper (DDP, torch.compile), and its record.
 
     Raises:
-        AdminError: no model is attached, or several models inside are attached one by one.
+        AdminError: nothing is attached, or the model holds several models that were attached separately.
     """
     # A wrapper may share the attributes of the module inside.
     roots = {id(vars(module)[ATTACHED]): module for module in model.modules() if ATTACHED in vars(module)}
@@ -99,7 +99,7 @@ def refuse_trained(sites: list[Site]) -> None:
 
 
 def layout(model: nn.Module) -> dict[str, str]:
-    """The first name of each parameter, by each of its names. Names leave out the prefixes of wrappers."""
+    """For each name of a parameter, the first name of the same parameter. Names leave out the prefixes of wrappers."""
     first: dict[int, str] = {}
     named = [(WRAPPER.sub("", name), p) for name, p in model.named_parameters(remove_duplicate=False)]
     return {name: first.setdefault(id(parameter), name) for name, parameter in named}
@@ -176,14 +176,14 @@ def attach(
             package admin-torch. 1: the same model bit for bit, for a trained model, or until `profile`.
         unfoldable: if the ω of a site cannot be folded away, "refuse" the model, "keep" that ω and never fold the
             model, or "skip" the site.
-        sites: the names of the norms that shall have ω. None: all sites.
+        sites: the names of the norms that get an ω. None: all sites.
 
     Returns:
-        The model. ω has no unit.
+        The same model. Its ω are factors without a unit.
 
     Raises:
-        AdminError: the model has no site, a site that cannot have ω, or one whose ω cannot be folded; it is trained,
-            and omega is not 1; it is compiled, wrapped or sharded. The model stays as it was.
+        AdminError: the model has no site; a site cannot have ω, or its ω cannot be folded away; the model is trained
+            and the argument `omega` is not 1; or the model is compiled, wrapped or sharded. The model stays as it was.
     """
     for value, expected, name in ((omega, OMEGAS, "omega"), (unfoldable, UNFOLDABLE, "unfoldable")):
         if value not in expected:
@@ -234,7 +234,9 @@ def omegas(model: nn.Module) -> dict[str, Tensor]:
 
 
 def folded_weights(root: nn.Module, attachment: Attached) -> dict[int, Tensor]:
-    """The stock model's weights by the id of the attached model's parameter; float64 if the fold moves ω into them.
+    """The stock model's weights, keyed by the id of the attached model's parameter.
+
+    A weight is float64 if the fold multiplies or divides it by ω.
 
     Liu et al. 2020, appendix C: the fold multiplies the norm that wrote a shortcut by ω, and divides the weights that
     read the shortcut.
@@ -279,8 +281,8 @@ def folded_state_dict(model: nn.Module) -> dict[str, Tensor]:
         model: an attached model, or a wrapper of one. If it is sharded (FSDP), every rank has to call.
 
     Returns:
-        Whole weights by the stock model's keys, in its shapes and types. They are computed in float64 (Liu et al. 2020,
-        appendix C; see `folding`).
+        The state dict of the stock model, with whole weights even if the model is sharded. They have the stock model's
+        shapes and types, and are computed in float64 (Liu et al. 2020, appendix C; see `folding`).
 
     Raises:
         AdminError: the model is not attached, has changed since, or was attached with unfoldable="keep"; an |ω| is too
@@ -316,7 +318,7 @@ def compare(root: nn.Module, stock: nn.Module, batch: Any, sites: list[Site]) ->
         raise AdminError(f"found no tensor to compare in a {kind}. Fold without a batch, and compare the outputs.")
     allowed = max(TOLERANCE.get(dtype, torch.finfo(dtype).eps ** 0.5) for dtype in graph.types)  # autocast has several
     for old, new in pairs:
-        moved = ~torch.isclose(old, new, rtol=0, atol=0, equal_nan=True)  # leaves out what a mask has put there
+        moved = ~torch.isclose(old, new, rtol=0, atol=0, equal_nan=True)  # leaves out equal entries (a mask's -inf)
         old, new = old[moved], new[moved]
         apart = largest_difference(old, new) / max(1.0, largest_difference(old, torch.zeros_like(old)))
         if not apart <= allowed:
@@ -328,7 +330,7 @@ def compare(root: nn.Module, stock: nn.Module, batch: Any, sites: list[Site]) ->
 
 @one_batch
 def fold(model: nn.Module, batch: Any = None) -> nn.Module:
-    """Fold ω into the weights, in place: the stock model again, without hooks, with the same function.
+    """Fold ω into the weights, in place. The result is a stock model without hooks that computes the same function.
 
         >>> batch = torch.randn(4, 7, 16)
         >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)

@@ -1,4 +1,4 @@
-"""Where a scale of channels goes in one call: found by trial, not from a list of functions.
+"""How one call passes on a scale of its channels. This is found by trial, not from a list of functions.
 
 The call is repeated with random numbers in place of all floats, then with the channels scaled by powers of two of both
 signs, which rounding does not change. The results are compared bit by bit:
@@ -34,7 +34,7 @@ clock = itertools.count()
 
 
 class Scaling(NamedTuple):
-    """Which numbers of a parameter scale with the channels: the entries along an axis, in some of its rows."""
+    """The entries of a parameter that scale with the channels. In `rows`, entry c along `axis` belongs to channel c."""
 
     axis: int = 0
     rows: slice = slice(None)
@@ -42,7 +42,7 @@ class Scaling(NamedTuple):
     """Added before scaling, subtracted afterwards: 1 for a norm whose weight starts at 0."""
 
     def scaled(self, parameter: Tensor, factor: Tensor) -> Tensor:
-        """The parameter with these numbers `factor` times as large, float64."""
+        """A float64 copy of the parameter with these entries scaled by `factor`."""
         whole = parameter.double().clone()
         whole[self.rows] = scale(whole[self.rows] + self.offset, factor, self.axis) - self.offset
         return whole
@@ -112,7 +112,7 @@ def random_like(tensor: Tensor) -> Tensor:
 
 
 def run(function: Any, args: Any, kwargs: Any) -> tuple[Any, list[Tensor]]:
-    """Call a function. Returns its result and the tensors that it made or changed.
+    """Call a function. Returns the result of the call, and the tensors that the call made or changed.
 
     If the function returns one of its arguments, the result is a view of it.
     """
@@ -130,7 +130,9 @@ def random_scale(channels: int) -> Tensor:
 
 
 def scaled_axis(before: Tensor, after: Tensor, factor: Tensor) -> int | None:
-    """The axis, from the end, along which `after` is `before` times a factor. 0: they are equal. None: neither.
+    """The axis along which `after` is `before` times a factor, as a negative index.
+
+    0: `before` and `after` are equal. None: they differ in another way.
 
     Args:
         factor: shape (C,).
@@ -146,7 +148,10 @@ def scaled_axis(before: Tensor, after: Tensor, factor: Tensor) -> int | None:
 
 
 def candidates(shape: torch.Size, channels: int) -> Iterator[Scaling]:
-    """The ways in which a parameter may read channels. In a joint matrix of q, k and v some thirds may read them."""
+    """The ways in which a call may multiply a parameter with the channels: along which axis, and in which rows.
+
+    Of a joint matrix of q, k and v, it may multiply any consecutive thirds with them.
+    """
     for axis in reversed(range(len(shape))):
         if shape[axis] == channels:
             yield Scaling(axis)
@@ -158,7 +163,7 @@ def candidates(shape: torch.Size, channels: int) -> Iterator[Scaling]:
 def trial(function: Any, args: Any, kwargs: Any) -> Callable[..., list[Tensor]]:
     """A function that repeats a call with random numbers in place of all floats, and returns its results.
 
-    Its arguments are changes to these numbers: the id of a tensor of the call, a `Scaling`, and a factor.
+    Each argument of that function changes some of these numbers: (id of a tensor of the call, `Scaling`, factor).
     """
     drawn = {id(t): random_like(t) if t.is_floating_point() else t for t in tensors([args, kwargs])}
 
@@ -172,7 +177,7 @@ def trial(function: Any, args: Any, kwargs: Any) -> Callable[..., list[Tensor]]:
 def propagate_scale(
     norm: Value, outputs: Callable[..., list[Tensor]], inputs: list[tuple[Tensor, Value]], made: list[Value]
 ) -> None:
-    """Record where a norm's channels are in the result of a call, or how the call reads them.
+    """Record along which axis of a call's results a norm's channels lie, or by which parameters the call reads them.
 
     Args:
         norm: the norm.
@@ -185,13 +190,13 @@ def propagate_scale(
     channels = [(id(tensor), Scaling(axis), factor) for tensor, axis in axes]
     before = outputs()
     passed = [scaled_axis(old, new, factor) for old, new in zip(before, outputs(*channels))]
-    if None not in passed and all(t.numel() for t in before):  # an expert without a token shows nothing
+    if None not in passed and all(t.numel() for t in before):  # empty results (an expert without tokens) show nothing
         for value, axis in zip(made, passed):
             value.channels.update({norm: axis} if axis else {})
         return
     parameters = [(tensor, value) for tensor, value in inputs if value.made_by == PARAMETER]
     ways = [(tensor, way, value) for tensor, value in parameters for way in candidates(tensor.shape, len(factor))]
-    # One call may read the channels by three matrices: of queries, keys and values.
+    # One call may multiply the channels with three matrices: those of queries, keys and values.
     for readers in chain.from_iterable(combinations(ways, number) for number in (1, 2, 3)):
         undone = [(id(tensor), way, 1 / factor) for tensor, way, _ in readers]
         if all(map(torch.equal, before, outputs(*channels, *undone))):

@@ -1,10 +1,11 @@
 """Short trials find the smallest change with which a new model learns: none, a warm-up, Admin, or another rate.
 
 The plateau is the loss of a *blind* copy, in which every norm of a stack reads a constant: it learns how often each
-target occurs, and nothing else. The trials go by successive halving: every setting runs for n steps; the better half of
-each kind's rates runs for 2n, and the better half of those for 4n. A trial that leaves the plateau may do so by chance,
-so its setting then gets the longest trial, on other batches and from other initial weights. If that leaves too, only
-smaller changes are tried further. The result says which settings leave the plateau, not which one ends best.
+target occurs, and nothing else. The trials use successive halving. Every setting, a kind of change at one rate, runs
+for n steps. The better half of the rates of each kind runs for 2n steps, and the better half of that half runs for 4n.
+A trial that leaves the plateau may do so by chance, so its setting then gets the longest trial, on other batches and
+from other initial weights. If the repetition leaves the plateau too, only smaller changes are tried further. The result
+says which settings leave the plateau, not which one ends best.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ class Trainer:
 
 
 def look(trainer: Trainer, rate: float) -> tuple[list[str], float]:
-    """Observations that may explain why the model, or ω, does not work; the seconds of one step.
+    """Observations that may explain why the model does not learn or ω does not help, and the seconds per step.
 
     Trains a copy for two steps at the full rate.
     """
@@ -191,7 +192,9 @@ def diagnose(
     model: nn.Module, batches: Iterable[Any], *, loss: Loss, optimizer: Callable[..., torch.optim.Optimizer],
     rates: Sequence[float], steps: int,
 ) -> Diagnosis:  # fmt: skip
-    """Try, on copies, which smallest change lets a new model leave the plateau. The model stays as it is.
+    """Find, by trials on copies, the smallest change with which a new model leaves the plateau.
+
+    The model stays as it is.
 
         >>> words, out = torch.nn.Embedding(8, 16), torch.nn.Linear(16, 8)
         >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -250,7 +253,7 @@ def diagnose(
             for i in alive:
                 rule, warms_up, rate = settings[i]
                 run = unit * length
-                if shown.n + run + longest > most:  # earlier repetitions have taken the steps
+                if shown.n + run + longest > most:  # earlier repetitions have used up the steps
                     break
                 first = last = trainer.train(trainer.copy(rule), rate, run // 4 * warms_up, run)
                 if first <= leaves:
@@ -263,7 +266,7 @@ def diagnose(
                 if status == "learns":
                     alive = [other for other in alive if other < i]
                     break
-            # A setting whose repetition has failed does not go on; the user's own goes on otherwise.
+            # A setting whose repetition has failed is dropped. Otherwise the user's own setting always goes on.
             go_on = [i for i in alive if i in trials and trials[i].steps < longest]
             by_loss = sorted(go_on, key=lambda i: trials[i].loss)
             best = [[i for i in by_loss if i % len(KINDS) == kind][:next_count] for kind in range(len(KINDS))]

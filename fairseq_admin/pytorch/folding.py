@@ -72,6 +72,6 @@ def divisible(omega: Tensor, name: str, smallest: float = SMALLEST, clamp: bool 
 
 
 def largest_difference(before: Tensor, after: Tensor) -> float:
-    """The largest absolute difference of two outputs of one shape; infinity if either is not a number somewhere."""
+    """The largest absolute difference of two outputs of one shape, or infinity if the difference is NaN anywhere."""
     apart = (before - after).abs().max().item() if before.numel() else 0.0
     return math.inf if math.isnan(apart) else apart

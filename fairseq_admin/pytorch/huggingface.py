@@ -54,7 +54,7 @@ class AdminCallback(TrainerCallback):
         if kept := unfoldable(kwargs["model"]):
             logger.warning("Admin: no folded copy: %s", kept)
             return
-        stock = folded_state_dict(kwargs["model"])  # every rank has to call: each may have a shard
+        stock = folded_state_dict(kwargs["model"])  # every rank must call this: each may hold a shard
         if state.is_world_process_zero:
             folder = Path(args.output_dir or ".") / f"checkpoint-{state.global_step}" / FOLDED
             part = folder.with_suffix(".part")

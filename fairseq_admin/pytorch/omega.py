@@ -39,7 +39,7 @@ def variance(x: Tensor, real: Tensor | None) -> Tensor:
 
 
 def next_omega(omega: Tensor, shortcut_variance: Tensor, branch_variance: Tensor) -> Tensor:
-    """Rule `reference`: the scale of sub-layer i+1 from the two variances that sub-layer i adds.
+    """Rule `reference`: ω of sub-layer i+1 from the variances of the two terms that sub-layer i sums.
 
         ω_1 = 1,   ω_{i+1}² = Var[ω_i x_{i-1}] + Var[f_i]
 
@@ -144,7 +144,7 @@ class StackMeasure:
 
 
 def omega_range(stack: str, omega: Tensor) -> str:
-    """The text of the log about a stack with these ω, shape (S,).
+    """Describe a stack and its ω, of shape (S,), in a line for the log.
 
     Raises:
         AdminError: an ω is not a finite number.

@@ -5,7 +5,7 @@ on which another term depends. For each site the graph also says where hooks can
 norm that wrote x, and the weights that read x. Those weights have to undo a scale that only the shortcut should have.
 
 Hooks take x in the smallest module call around the norm: as that call's input, or as the output of a module inside it.
-So a layer that is recomputed from a checkpoint takes its own x again.
+So when activation checkpointing recomputes a layer, the hooks take x again, from the recomputation.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ class Site:
         return torch.add(self.norm.omega_init, whole(self.norm.omega_delta)).detach()
 
     def set_omega(self, omega: Tensor | float) -> None:
-        """Set every entry of omega_init to one number, if ω may move."""
+        """Set every entry of omega_init to one number. If ω has to stay 1, do nothing."""
         if self.learned:
             self.norm.omega_init.fill_(omega)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and files leave x out: it holds the graph of a forward."""
+        """Leave x out when a site is copied or saved, because x holds the graph of a forward."""
         return {**vars(self), "shortcuts": {}}
 
     def shortcut(self, total: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def sums_of(norm: Value) -> list[Value]:
 
 
 def shortcut_of(norm: Value) -> tuple[Value, str] | None:
-    """The shortcut of the sum that a norm reads, and why the norm is no site ("" if it may be one).
+    """The shortcut of the sum that a norm reads, and the reason why the norm is no site ("" if it may be a site).
 
     None: the norm reads no sum.
     """
@@ -164,13 +164,13 @@ def writer_of(norm: Value, x: Value) -> Value | None:
 
 
 def places(graph: Trace, norm: Value, x: Value) -> list[Handover]:
-    """Where to take x: in the smallest module call around a norm, as that call's input and once inside the call.
+    """The places where hooks take x: the input of the smallest module call around a norm, and one place inside it.
 
-    Inside as well, because transformers' layers put their forward into a checkpoint without their hooks.
+    The place inside is needed because transformers' layers checkpoint their forward but not their own hooks.
     """
     if any(total.made_by in IN_PLACE and total.reads[0] is x for total in sums_of(norm)):
         return []
-    # A module that is called more often than the norm, or another call of the norm, would leave another x.
+    # The hook of a module with more calls than the norm, or of the norm itself, would keep the x of another call.
     name, calls = norm.call.module, graph.calls
     alike = [place for place in x.handovers if calls[place.call.module] == calls[name] and place.call.module != name]
     for call in norm.call.around:
@@ -213,12 +213,13 @@ def find_sites(
 ) -> tuple[list[list[Site]], dict[str, str]]:
     """The sites of each stack of a model, in forward order, and the norms at which Admin is off, and why.
 
-    A site continues the stack that ends with the last site on whose norm its shortcut depends.
+    The shortcut of a site may depend on the norms of earlier sites. If the last of these sites ends a stack, the new
+    site continues that stack. Otherwise it begins a stack.
 
     Args:
         model: the model.
         batch: the arguments of a forward (see `batch`).
-        chosen: the names of the norms that shall be sites. None: all sites.
+        chosen: the names of the norms to make sites. None: every norm that can be a site.
         unfoldable: if the ω of a site cannot be folded away, "refuse" the model, "keep" ω, or "skip" the site.
 
     Raises:
@@ -229,7 +230,8 @@ def find_sites(
     shortcuts = {name: shortcut for name, norm in graph.norms.items() if (shortcut := shortcut_of(norm))}
     off = graph.strangers | {name: why for name, (_, why) in shortcuts.items() if why}
     if chosen is None:
-        # A norm whose shortcut no norm wrote starts a stack, in a layer like the others, or is no site (embeddings).
+        # If no norm wrote a norm's shortcut, the norm starts a stack if its layer is of the class of other sites'
+        # layers. Otherwise it is no site (embeddings).
         layers = {name: type(model.get_submodule(name.rpartition(".")[0])) for name in shortcuts if name not in off}
         inside = {layer for name, layer in layers.items() if shortcuts[name][0].channels}
         chosen = [name for name, layer in layers.items() if layer in inside]
@@ -246,7 +248,7 @@ def find_sites(
                 raise AdminError(f"{kind}: {site.name} {site.unfoldable}{KEEP if site.sources else ''}. {SKIP}")
             off[site.name] = site.unfoldable
             continue
-        # Continue the stack whose last site x depends on, or begin a new one.
+        # Continue the stack that ends with the last site on which x depends, or begin a stack.
         earlier = [other for written, other in sites.items() if written in before]
         stack = next((stack for stack in stacks if stack[-1:] == earlier[-1:]), [])
         if not stack:
@@ -270,7 +272,7 @@ def depth(stack: list[Site]) -> int:
 
 
 def grouped(reasons: dict[str, str]) -> str:
-    """One text: for each reason the first names that have it."""
+    """Join reasons into one text. Each reason follows the first names to which it applies."""
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         names.setdefault(reason, []).append(name)

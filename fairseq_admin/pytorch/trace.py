@@ -1,12 +1,12 @@
 """One forward of a model as a graph: which call made each tensor, which calls read it, which modules were given it.
 
 A `TorchFunctionMode` sees every call of a torch function, and hooks see every call of a module. A norm counts as one
-call, whatever its forward does. A scale of its output's channels is followed through all later calls (see
+call, whatever its forward does. The trace follows a scale of the norm's output channels through all later calls (see
 `channel_flow`).
 
-Tensors are told apart by identity. A call in place gives its tensor a new `Value`. A module that returns its own
-argument, as a dropout does in evaluation, returns a view of it during the trace. The graph keeps no tensor of the
-forward except the result.
+Tensors are told apart by identity. A call that changes a tensor in place gives that tensor a new `Value`. A module that
+returns its own argument, as a dropout does in evaluation, returns a view of it during the trace. The graph keeps no
+tensor of the forward except the result.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Trace(TorchFunctionMode):
         for name, argument in by_name(model, batch).items():
             self.values.update({tensor: Value(flow.ARGUMENT, Call(name)) for tensor in tensors(argument)})
         with undisturbed(model) as undo:
-            model.eval()  # may compute: some adapters merge their weights here
+            model.eval()  # may change weights: some adapters merge theirs here
             for module in self.names:
                 undo.callback(module.register_forward_pre_hook(self.enter, with_kwargs=True).remove)
                 undo.callback(module.register_forward_hook(self.leave, with_kwargs=True).remove)
@@ -174,7 +174,7 @@ class Trace(TorchFunctionMode):
 def undisturbed(model: nn.Module) -> Iterator[contextlib.ExitStack]:
     """Switch gradients off, and restore everything afterwards: modes, random states, the cache of autocast.
 
-    Yields the stack of what is undone at the end; callers may add to it.
+    Yields the ExitStack that is unwound at the end. Callers may add callbacks to it.
     """
     modes = {module: module.training for module in model.modules()}
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
@@ -186,7 +186,7 @@ def undisturbed(model: nn.Module) -> Iterator[contextlib.ExitStack]:
                 module.train(training)
 
     with torch.random.fork_rng(list(devices)), torch.no_grad(), contextlib.ExitStack() as undo:
-        # Autocast's cache must not keep weights that were cast without gradients for the next forward.
+        # Otherwise the next forward would find in autocast's cache weights that were cast without gradients.
         undo.callback(torch.clear_autocast_cache)
         undo.callback(restore_modes)
         for module in modes:

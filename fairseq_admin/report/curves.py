@@ -13,13 +13,13 @@ from ..errors import AdminError
 
 
 def names(folders: Sequence[Path]) -> list[str]:
-    """Name runs by the last parts of their paths, as many as tell them apart.
+    """Name each run by the last parts of its path, with as few parts as tell all runs apart.
 
     Args:
-        folders: of the runs.
+        folders: the folders of the runs.
 
     Returns:
-        Their names.
+        The names of the runs.
 
     Raises:
         AdminError: a folder is given twice.
@@ -36,13 +36,13 @@ def read_log(folder: Path) -> logs.Log | None:
     """Read a run's log: train.log, or the only *.log or *log.txt.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
 
     Returns:
         The log. None: there is no log.
 
     Raises:
-        AdminError: it is not a folder, has several logs, or one without losses.
+        AdminError: it is not a folder; it has several logs; or its log has no losses.
     """
     if not folder.is_dir():
         raise AdminError(f"{folder} is not a folder; a run's was expected: a recipe's, or fairseq-train's --save-dir.")

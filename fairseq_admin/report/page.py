@@ -17,14 +17,14 @@ HERE = Path(__file__).parent
 
 
 Picture = tuple[str, str, int | None]
-"""A figure as SVG, its caption, and the number of its run; None: all runs."""
+"""A figure as SVG, its caption, and the index of its run. None: the figure shows all runs."""
 
 
 def render(runs: list[Run]) -> str:
     """Render the page.
 
     Args:
-        runs: its runs.
+        runs: the runs to show.
 
     Returns:
         HTML.
@@ -53,7 +53,10 @@ def render(runs: list[Run]) -> str:
 
 
 def _colours(runs: list[Run]) -> list[str]:
-    """A colour for each run: its scheme's for the first run of a scheme that has one, else the next of COLOURS."""
+    """A colour for each run.
+
+    The first run of a scheme gets the scheme's own colour, if it has one. Every other run gets one of COLOURS.
+    """
     colours: list[str] = []
     for number, run in enumerate(runs):
         colour = figure.ALWAYS.get(run.model.get("scheme", ""))
@@ -90,7 +93,7 @@ def _pictures(runs: list[Run], colours: list[str]) -> dict[str, list[Picture]]:
 
 
 def _caption(run: Run, result: dict[str, Any]) -> str:
-    """The name of the run, and R² of the two laws."""
+    """The name of the run, its seed, and R² of each fit."""
     text = f"{run.name}; seed {result.get('seed')}."
     for series, values in result.get("series", {}).items():
         fits = ", ".join(f"{law} {fit['r2']:.4f}" for law, fit in values["fits"].items())

@@ -1,4 +1,4 @@
-"""Read a run's folder, a recipe's or fairseq-train's --save-dir, for a report.
+"""Read the folder of a run for a report: a recipe's folder, or the --save-dir of fairseq-train.
 
 Missing parts stay empty; `Run.missing` says for each, in one line, how to make it.
 """
@@ -113,13 +113,13 @@ def read_runs(folders: list[Path]) -> list[Run]:
     """Read runs.
 
     Args:
-        folders: of the runs.
+        folders: the folders of the runs.
 
     Returns:
         The runs, in the same order.
 
     Raises:
-        AdminError: a folder is not a run's, is given twice, or has a file that cannot be read.
+        AdminError: a folder is not that of a run, is given twice, or has a file that cannot be read.
     """
     return [read_run(folder, name) for folder, name in zip(folders, curves.names(folders))]
 
@@ -128,8 +128,8 @@ def read_run(folder: Path, name: str) -> Run:
     """Read one run.
 
     Args:
-        folder: the run's.
-        name: its name in the report.
+        folder: the folder of the run.
+        name: the run's name in the report.
 
     Returns:
         The run.

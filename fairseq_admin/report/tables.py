@@ -23,7 +23,7 @@ SCORES = {
 
 
 class Row(NamedTuple):
-    """One fact of every run; an unknown one is an empty text."""
+    """One fact about each run. If a run lacks it, its cell is empty."""
 
     title: str
     cells: list[str]
@@ -56,7 +56,7 @@ def results(runs: Sequence[Any]) -> list[Row]:
     """Scores on the test set, and the cost of each run.
 
     Args:
-        runs: with `log` and `score`.
+        runs: runs with `log` and `score`.
 
     Returns:
         The rows.
@@ -68,7 +68,7 @@ def losses(runs: Sequence[Any]) -> list[Row]:
     """Validation losses in bits per token, at up to ROWS updates.
 
     Args:
-        runs: with `log`.
+        runs: runs with `log`.
 
     Returns:
         The rows.
@@ -86,7 +86,7 @@ def glance(runs: Sequence[Any]) -> list[Row]:
     """The model of each run, and its progress.
 
     Args:
-        runs: the report's.
+        runs: the runs of the report.
 
     Returns:
         The rows.
@@ -115,7 +115,7 @@ def scores(runs: Sequence[Any]) -> list[Row]:
     """Scores on the test set, and the papers' number for the same experiment.
 
     Args:
-        runs: the report's.
+        runs: the runs of the report.
 
     Returns:
         The rows.
@@ -130,7 +130,7 @@ def notes(runs: Sequence[Any]) -> list[str]:
     """The signature of every score, and the source of the papers' numbers.
 
     Args:
-        runs: the report's.
+        runs: the runs of the report.
 
     Returns:
         The notes, each once.
@@ -144,7 +144,7 @@ def origin(runs: Sequence[Any]) -> list[Row]:
     """Folder, command, commit, versions and hardware of each run.
 
     Args:
-        runs: the report's.
+        runs: the runs of the report.
 
     Returns:
         The rows.
@@ -166,7 +166,7 @@ def options(runs: Sequence[Any]) -> list[Row]:
     """Every option of any run. Options that differ come first.
 
     Args:
-        runs: the report's.
+        runs: the runs of the report.
 
     Returns:
         The rows.
@@ -180,7 +180,7 @@ def translations(runs: Sequence[Any]) -> list[tuple[str, list[str], str]]:
     """Sentences of the test set.
 
     Args:
-        runs: the report's.
+        runs: the runs of the report.
 
     Returns:
         For each sentence: source, one translation per run, reference.

@@ -1,7 +1,8 @@
 """The files next to a model that say how its text is prepared: dictionaries, text.json, merges.
 
-A text has two folders: one with merges, settings and dictionaries, and in it `bin`, with fairseq's data.
-fairseq-preprocess writes the dictionaries next to its data, so a file may be in either folder. The user names one.
+A text has two folders. The outer folder holds merges, settings and dictionaries. Its subfolder `bin` holds fairseq's
+data. fairseq-preprocess writes the dictionaries next to its data, so a file may be in either folder. The user names
+one.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class Assets:
             Its path. None: it is missing.
 
         Raises:
-            AdminError: the file is another model's.
+            AdminError: the file belongs to another model.
         """
         path = self.codes if name == CODES else None
         path = path or next((folder / name for folder in self.folders if (folder / name).is_file()), None)
@@ -121,13 +122,13 @@ class Assets:
 
         Args:
             name: the file name.
-            instead: alternatives to --data for the message, from a comma on.
+            instead: what the message names after --data as an alternative. The text begins with a comma.
 
         Returns:
             Its path.
 
         Raises:
-            AdminError: the file is missing, or another model's.
+            AdminError: the file is missing, or belongs to another model.
         """
         path = self.find(name)
         if path is None:
@@ -138,7 +139,7 @@ class Assets:
         return path
 
     def files(self) -> list[Path]:
-        """List every file that may be read: the model's and the text's."""
+        """List every file that may be read: the files of the model and of its text."""
         model = list(self.model.iterdir()) if self.model.is_dir() else [self.model]
         return [*model, *([self.codes] if self.codes else []), *files_in(self.folders)]
 
@@ -167,7 +168,7 @@ class Assets:
         names.
 
         Args:
-            source, target: the model's. None: it does not name them.
+            source, target: the languages that the model names. None: it names none.
 
         Returns:
             Their codes.
@@ -217,7 +218,7 @@ class Assets:
         """Load fairseq's dictionary of a language.
 
         Args:
-            language: its code.
+            language: the code of the language.
             size: number of symbols that the model has.
             stack: the stack that reads it, "encoder" or "decoder".
 
@@ -225,7 +226,7 @@ class Assets:
             The dictionary.
 
         Raises:
-            AdminError: it is missing, not a dictionary, or another model's.
+            AdminError: the file is missing, is no dictionary, or belongs to another model.
         """
         from fairseq.data import Dictionary
 
@@ -243,7 +244,10 @@ class Assets:
 
 
 def _fingerprints(path: Path, name: str) -> list[str]:
-    """Fingerprints of the merges or of text.json. Without `perl`, also the fingerprint before that setting existed."""
+    """Fingerprints of the merges or of text.json.
+
+    If `perl` is off, the list also has the fingerprint that text.json had before `perl` existed.
+    """
     if name == CODES:
         return [fingerprint.of_bytes(path.read_bytes())]
     settings = asdict(Text.read(path))

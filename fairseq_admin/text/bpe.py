@@ -54,7 +54,7 @@ def in_pieces(units: Iterable[str]) -> bool:
     """Whether units are pieces of words, which need merges.
 
     Args:
-        units: of a dictionary.
+        units: the units of a dictionary.
 
     Returns:
         Whether a unit ends in "@@".
@@ -66,7 +66,7 @@ def remove_bpe(units: str) -> str:
     """Join units to tokens.
 
     Args:
-        units: of one line, as `BPE.apply` returns them.
+        units: the units of one line, as `BPE.apply` returns them.
 
     Returns:
         Tokens with one space between them.

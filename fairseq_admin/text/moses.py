@@ -1,8 +1,11 @@
-"""Tokenisers on top of sacremoses: its own with zero-width joiners kept, and Moses' Perl scripts, line for line.
+"""Two tokenisers on top of sacremoses.
+
+`Tokeniser` is sacremoses' own tokeniser, except that it keeps zero-width joiners. `PerlTokeniser` makes the same tokens
+as Moses' Perl scripts, line for line.
 
 sacremoses differs from the scripts of mosesdecoder's main branch: it keeps the full stop of a last word that looks like
-an abbreviation, and knows fewer letters and other control characters. `PerlTokeniser` replaces its public rules by the
-scripts'. Only spaces differ from the scripts: never two in a row, none at the ends.
+an abbreviation, and knows fewer letters and other control characters. `PerlTokeniser` replaces the public rules of
+sacremoses by those of the scripts. Only spaces differ from the scripts: never two in a row, none at the ends.
 """
 
 from __future__ import annotations
@@ -24,10 +27,10 @@ NUMERIC_ONLY = re.compile(r"(.*)\s+#NUMERIC_ONLY#")
 
 
 class Tokeniser(MosesTokenizer):
-    """sacremoses' own, but a joiner stays between the letters or the emoji that it joins."""
+    """sacremoses' own tokeniser, but a joiner stays between the letters or the emoji that it joins."""
 
     _OTHER = rf"[^{MosesTokenizer.IsAlnum}{JOINERS}\s.'`,\-]"
-    _MODIFIERS = "[\ufe0f\U0001f3fb-\U0001f3ff]*"  # of an emoji: its presentation, the tone of its skin
+    _MODIFIERS = "[\ufe0f\U0001f3fb-\U0001f3ff]*"  # modifiers of an emoji: presentation and skin tone
     PAD_NOT_ISALNUM = re.compile(rf"({_OTHER}(?:(?:{_MODIFIERS}\u200d{_OTHER})+{_MODIFIERS})?)"), r" \1 "
 
 
@@ -42,8 +45,9 @@ class PerlTokeniser(MosesTokenizer):
 
         Args:
             language: the code for tokenizer.perl.
-            last: the last character that the rules know; a second tokeniser takes lines with later characters. Up to
-                the 65,536th character, `re` looks them up in a table, which is 2.5 times as fast.
+            last: the last character that the rules know; a second tokeniser takes lines with later characters. If the
+                rules know only the first 65,536 characters, `re` looks characters up in a table, which is 2.5 times as
+                fast.
 
         Raises:
             AdminError: the script has rules for this language that are not here.
@@ -107,10 +111,10 @@ class PerlTokeniser(MosesTokenizer):
 
 
 def _abbreviations(language: str) -> dict[str, bool]:
-    """The language's abbreviations, each with whether it is one only before a number.
+    """The abbreviations of a language. True: the entry is an abbreviation only before a number.
 
-    This reads Moses' list as the script does, unlike sacremoses: blanks at the end of an entry belong to the entry,
-    which then matches no word, and the later of two equal abbreviations counts.
+    This function reads Moses' list as the script does, not as sacremoses does. Blanks at the end of an entry belong to
+    the entry, which then matches no word. If an abbreviation is listed twice, its later entry counts.
     """
     code = NonbreakingPrefixes().available_langs.get(language, "en")
     abbreviations: dict[str, bool] = {}
@@ -122,10 +126,10 @@ def _abbreviations(language: str) -> dict[str, bool]:
 
 
 def lower(tokens: str) -> str:
-    """Lower-case as lowercase.perl does. (Python's lower() has another sigma at the end of a word.)
+    """Lower-case as lowercase.perl does. (At the end of a word, Python's lower() makes a final sigma.)
 
     Args:
-        tokens: with spaces between them.
+        tokens: the tokens, with spaces between them.
 
     Returns:
         The tokens.

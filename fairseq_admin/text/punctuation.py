@@ -1,4 +1,8 @@
-"""Normalise punctuation by sacremoses' rules: in its order, but faster, or exactly as Moses' scripts do."""
+"""Normalise punctuation by sacremoses' rules.
+
+`PunctuationNormaliser` applies the rules in sacremoses' order, but faster. `PerlNormaliser` does exactly what Moses'
+scripts do.
+"""
 
 from __future__ import annotations
 
@@ -46,5 +50,5 @@ class PerlNormaliser(PunctuationNormaliser):
         self._compile(rules, re.ASCII)
 
     def normalize(self, text: str) -> str:
-        # The script keeps the newline, and so moves a quotation mark before a full stop at the end of a line.
+        # The script keeps the newline. So its rule that turns ." into ". also matches at the end of a line.
         return self.UNPRINTABLE.sub(" ", self._apply(f"{text}\n"))

@@ -1,6 +1,7 @@
 """From raw text to tokens and back: normalisation, Moses' rules, lower case.
 
-The settings are in the file `text.json` next to a model. Every line gives one line, whatever it holds.
+The settings are in the file `text.json` next to a model. Each line of text gives exactly one line of tokens, whatever
+characters it contains.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Text:
         """Tokenise a line.
 
         Args:
-            line: any raw text, or none.
+            line: raw text, which may be empty.
             language: its language, `self.source` or `self.target`.
 
         Returns:
@@ -111,7 +112,7 @@ class Text:
             line = CONTROL_SPACES.sub(" ", line.lower() if self.lowercase else line)
         if self.normalise:
             line = normaliser.normalize(line)
-            if not self.perl and not line.isprintable():  # cheap; true of a few other lines too
+            if not self.perl and not line.isprintable():  # cheap; a few clean lines pass too
                 line = "".join(itertools.filterfalse(self._is_removed, line))
         tokens = " ".join(tokeniser.tokenize(line, aggressive_dash_splits=self.aggressive_dashes, escape=self.escape))
         if self.lowercase and self.perl:
@@ -146,7 +147,7 @@ class Text:
         """Join tokens to raw text of the target language.
 
         Args:
-            tokens: with spaces between them.
+            tokens: the tokens, with spaces between them.
 
         Returns:
             The text.

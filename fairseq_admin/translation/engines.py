@@ -19,7 +19,7 @@ MORE = 200
 
 
 class Hypothesis(NamedTuple):
-    """A translation, and its log-probability (natural logarithm) divided by its length to the length penalty."""
+    """A translation and its score: log-probability (natural logarithm) divided by length ** length_penalty."""
 
     score: float
     text: str
@@ -67,17 +67,17 @@ class Translator(Protocol):
 
 
 def choose_device(device: str | None, cuda: bool) -> str:
-    """Choose the device: the user's, otherwise CUDA if it is there.
+    """Choose the device: the one that the user named, otherwise CUDA if it is there.
 
     Args:
-        device: the user's. None: not given.
+        device: the device that the user named. None: the user named none.
         cuda: whether CUDA is there.
 
     Returns:
         "cpu" or "cuda".
 
     Raises:
-        AdminError: the user's is CUDA, and it is not there.
+        AdminError: the user named CUDA, and it is not there.
     """
     if device == "cuda" and not cuda:
         raise AdminError("--device cuda: no CUDA device was found. Give --device cpu, or install a build for CUDA.")

@@ -25,7 +25,8 @@ class CTranslate2Translator(Translator):
         except (OSError, RuntimeError, ValueError) as error:
             raise AdminError(f"{model} is not a whole CTranslate2 model ({line(error)}). Export it again.") from None
         self.in_pieces = any(map(in_pieces, units))
-        self.positions = int(assets.expected.get(POSITIONS, 1024))  # fairseq's default; older folders name none
+        # older folders lack the entry; 1024 is fairseq's default
+        self.positions = int(assets.expected.get(POSITIONS, 1024))
         self.longest = self.positions - 1
         try:  # CTranslate2 looks for CUDA's libraries at the first batch
             self.model.translate_batch([["</s>"]], max_decoding_length=1)

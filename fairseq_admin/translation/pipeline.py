@@ -137,11 +137,11 @@ def split(units: list[str], longest: int) -> list[list[str]]:
     A piece ends with the last sentence that ends within the bound, otherwise with the last word, otherwise anywhere.
 
     Args:
-        units: of the line.
+        units: the units of the line.
         longest: largest number of units in a piece.
 
     Returns:
-        The pieces. A line without units has none.
+        The pieces. A line without units gives no piece.
     """
     pieces = []
     while len(units) > longest:
@@ -163,7 +163,7 @@ def batches(lengths: list[int], tokens: int) -> Iterator[list[int]]:
         tokens: largest number of units in a batch, padding included; a longer sentence is a batch by itself.
 
     Yields:
-        Numbers of the sentences of a batch, from 0.
+        Indices of the sentences of a batch, from 0.
     """
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     while order:

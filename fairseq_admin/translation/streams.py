@@ -41,7 +41,7 @@ def read_lines(stream: BinaryIO, name: str, size: int) -> Iterator[list[str]]:
 
     Args:
         stream: the text.
-        name: of the text, for messages.
+        name: the name of the text, for messages.
         size: number of lines to read at a time.
 
     Yields:
@@ -85,7 +85,7 @@ def opened(path: Path | None) -> Iterator[tuple[BinaryIO, str]]:
 
 @contextlib.contextmanager
 def written(path: Path | None) -> Iterator[Callable[[bytes], None]]:
-    """A block that writes standard output, or a file that gets its name when the block ends.
+    """A block that writes to standard output or to a file. The file appears under its name when the block ends.
 
     Args:
         path: the file. None: standard output.
@@ -98,7 +98,7 @@ def written(path: Path | None) -> Iterator[Callable[[bytes], None]]:
         StdoutClosed: the reader of standard output has closed it.
     """
     if path is None:
-        stdout = sys.stdout  # which may be redirected while the block runs
+        stdout = sys.stdout  # sys.stdout may be redirected while the block runs
 
         def show(text: bytes) -> None:
             with outputs.standard_output(stdout):
@@ -109,7 +109,7 @@ def written(path: Path | None) -> Iterator[Callable[[bytes], None]]:
     with outputs.replacing(path) as part:
 
         def write(text: bytes) -> None:
-            # Closed each time: a network disk may refuse a write only then.
+            # Close the file after each write: a network disk may refuse a write only when the file is closed.
             with outputs.writing(path), part.open("ab") as stream:
                 stream.write(text)
 
@@ -125,7 +125,7 @@ def formatted(number: int, translations: Iterable[Hypothesis], search: Search) -
 
 
 def lines_of(source: BinaryIO, name: str) -> int | None:
-    """Count the lines of a file from its position on; None: it is a pipe, which can be read only once.
+    """Count the lines of a file after the current position; None if it is a pipe, which can be read only once.
 
     Raises:
         AdminError: the text cannot be read.
@@ -168,10 +168,10 @@ def flow(
         for lines in chunks:
             removed += pipeline.text.removed(lines) if pipeline.text else Counter()
             translated = pipeline.translate(lines, search, batch_tokens, first, shown.update)
-            shown.clear()  # or on a terminal the first line would follow it
+            shown.clear()  # otherwise a terminal would show the first line after the bar
             rows = (formatted(number, translations, search) for number, translations in enumerate(translated, first))
             write("".join(rows).encode("utf-8"))
             first += len(lines)
-            shown.n = first - 1  # count lines: some are empty, some in several pieces
+            shown.n = first - 1  # count lines instead of pieces: a line may have none or several
     if removed:
         print(f"fairseq-admin: {name}: {removal_note(removed)}.", file=sys.stderr)

@@ -1,32 +1,20 @@
-"""The command line of the benches, and tables of rows that say where they were measured."""
+"""Times of calls, and the machine that they were measured on. This file imports only torch, as stock runs require."""
 
 from __future__ import annotations
 
-import argparse
-import logging
-import os
 import platform
-import warnings
-from collections.abc import Iterable
+import statistics
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from tabulate import tabulate
-
-from recipes.compare.rows import Row, write_runs
-from recipes.steps.results import commit
-
-
-def parser(about: str | None) -> argparse.ArgumentParser:
-    """A bench's, with --pairs and --csv."""
-    top = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    top.add_argument("--pairs", type=int, default=15, help="turns (default: %(default)s)")
-    top.add_argument("--csv", type=Path, help="file to write the rows to")
-    return top
 
 
 def machine() -> dict[str, str]:
-    """Columns that say where a row was measured: code, card or CPU, and versions."""
+    """Columns that say where a row was measured: card or CPU, versions, and code."""
+    from recipes.steps.results import commit  # imports fairseq_admin
+
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     device = next((line.split(": ")[1] for line in lines if "model name" in line), platform.machine())
@@ -35,16 +23,39 @@ def machine() -> dict[str, str]:
     return {"device": device, "torch": torch.__version__, "python": platform.python_version(), "commit": commit()}
 
 
-def report(tables: Iterable[list[Row]], file: Path | None) -> None:
-    """Measure on one thread. Print each table, and write its rows to the file."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # fairseq's and its libraries', of one another
-    logging.disable(logging.INFO)
-    here = {**machine(), "load": round(os.getloadavg()[0], 1)}  # processes that run, over the last minute
-    print(", ".join(f"{name} {value}" for name, value in here.items()), flush=True)
-    rows: list[Row] = []
-    for table in tables:
-        print(tabulate(table, headers="keys", floatfmt=".3f"), flush=True)
-        rows += [{**row, **here} for row in table]
-        if file:
-            write_runs(file, rows)
+def synchronize() -> None:
+    """Wait until a GPU, if there is one, has finished its work."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def interleaved(
+    actions: Sequence[Callable[[], object]], rounds: int, clock: Callable[[], float] = time.process_time
+) -> list[list[float]]:
+    """Seconds of each action in each round, the work on a GPU included.
+
+    The actions take turns, so other work on the machine affects all alike. A round of warm-up comes first. The order
+    is reversed from one round to the next.
+    """
+    times: list[list[float]] = [[] for _ in actions]
+    for turn in range(rounds + 1):
+        for number in sorted(range(len(actions)), reverse=turn % 2 == 0):
+            synchronize()
+            start = clock()
+            actions[number]()
+            synchronize()
+            times[number].append(clock() - start)
+    return [seconds[1:] for seconds in times]
+
+
+def timed(times: Sequence[float], stock: Sequence[float], name: str) -> dict[str, float]:
+    """Columns of one side: the median in ms, and the median ratio to stock with its lowest and highest.
+
+    Args:
+        times: seconds of each round.
+        stock: likewise.
+        name: what was timed.
+    """
+    ratios = sorted(a / b for a, b in zip(times, stock))
+    medians = {f"{name}_ms": 1000 * statistics.median(times), name: statistics.median(ratios)}
+    return {**medians, f"{name}_low": ratios[0], f"{name}_high": ratios[-1]}

@@ -1,4 +1,4 @@
-"""Operations of a forward, a loss and a backward, waits for the device, and bytes kept for the backward.
+"""Count operations, waits for the device, and bytes kept for the backward, in one forward, loss and backward.
 
 An operation is a call that torch dispatches to a kernel: the innermost aten:: call in the profiler, without calls that
 only describe memory (views, empty tensors).
@@ -22,7 +22,7 @@ UNCOUNTED = set(
 
 
 class Operations(TorchDispatchMode):
-    """Counts calls by name, and waits for the device."""
+    """Counts the calls of each name, and how often the host waits for the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function.__name__.split(".")[0]
         self.calls[name] += 1
-        # Only of bool tensors: fairseq also reads integers, of positions, which are always on the CPU.
+        # Only reads of bool tensors count. fairseq also reads integers (positions), but these are always on the CPU.
         self.waits += name == "_local_scalar_dense" and args[0].dtype == torch.bool
         return function(*args, **(kwargs or {}))
 

@@ -1,13 +1,14 @@
-"""Which models of the installed transformers Admin can be attached to, from attach to fold.
+"""Try attach, profile and fold on every model of the installed transformers library.
 
-Every model class is built small with random weights, in float64 where it allows that, and given a random batch. Those
-in which a norm alone reads a sum x + f(x) are Post-LN; of each it says how many sites it has, whether it is the same
-bit for bit at ω = 1 and the same to rounding once folded, or why it cannot be folded and whether it learns ω.
+Every model class is built small, with random weights and a random batch, in float64 if the class can compute in it.
+Models in which a norm alone reads a sum x + f(x) are Post-LN. For each of these, a row says how many sites the model
+has. The row also says whether the output is the same bit for bit at ω = 1 and the same up to rounding once folded, or
+why the model cannot be folded and whether it learns ω.
 
     python -m recipes.bench.families --csv docs/rows/families.csv     # all, more than half an hour
     python -m recipes.bench.families bert bart xlnet
 
-Encoders of other libraries too, by name, in an environment of your own that has them:
+This also tries encoders of other libraries. Make an environment that has these libraries, and name them:
 
     python -m recipes.bench.families recbole x-transformers joeynmt espnet --csv docs/rows/libraries.csv
 """
@@ -37,12 +38,12 @@ from fairseq_admin.pytorch.channel_flow import tensors
 from recipes.compare.rows import write_runs
 
 SECONDS, MEMORY = 100, 2**33
-"""Of CPU time, and bytes, that a family may take."""
+"""Seconds of CPU time and bytes of memory that one family may take."""
 LENGTH = 12
 EXACT = {torch.float64: 1e-11, torch.float32: 1e-4}
 
 INSIDE = ("hidden_states", "mems")
-"""Endings of the names under which models give streams inside, which a fold scales."""
+"""Endings of the names of outputs that are streams inside the model. A fold scales these streams."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "align": {
         "projection_dim": 80,
@@ -58,9 +59,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "tvp": {"num_frames": 2, "max_img_size": 64, "visual_prompt_size": 8},
     "xmod": {"default_language": "en_XX"},
 }
-"""By name, what a small configuration has to have besides."""
+"""More settings for the small configuration of a model type."""
 CLASSES = {"trocr": "TrOCRForCausalLM"}
-"""Where no class is registered as the model's own."""
+"""Classes of model types for which transformers registers no base model."""
 WIDTHS = re.compile("(encoder_|decoder_)?(hidden_size|d_model|dim|emb_dim|n_embd|embedding_size|embed_dim)")
 INNER = re.compile("(encoder_|decoder_)?(intermediate_size|ffn_dim|d_inner|hidden_dim|d_ff)")
 HEADS = re.compile(".*(_heads|n_head)|num_heads")
@@ -68,7 +69,7 @@ LAYERS = re.compile("(?!num_feat_extract).*layers|n_layer|depth")
 
 
 def small(config: Any, narrow: bool) -> Any:
-    """A configuration with two layers everywhere and a small vocabulary, and narrow, if that is wanted."""
+    """Give a configuration two layers everywhere and a small vocabulary; if `narrow`, small widths, too."""
     for key, value in list(vars(config).items()):
         if isinstance(value, transformers.PretrainedConfig):
             small(value, narrow)
@@ -83,7 +84,7 @@ def small(config: Any, narrow: bool) -> Any:
 
 
 def batch_for(model: Any) -> dict[str, Any]:
-    """A random batch of two with what the model's forward asks for, by name."""
+    """A random batch of two examples: the keyword arguments of the model's forward."""
     config, names = model.config, inspect.signature(model.forward).parameters
     ids = torch.randint(5, 90, (2, LENGTH))
     vision = getattr(config, "vision_config", config)
@@ -114,7 +115,7 @@ def batch_for(model: Any) -> dict[str, Any]:
         },
         "clap": {"input_features": torch.randn(2, 1, 1001, 64)},
         "speecht5": {name: torch.randn(2, LENGTH, width) for name in ("input_values", "decoder_input_values")},
-        # Its positions of columns are laid out for a batch of one.
+        # TVP computes the positions of columns for a batch of one only.
         "tvp": {
             "pixel_values": torch.randn(1, 2, 3, 64, 64),
             "input_ids": ids[:1],
@@ -123,7 +124,7 @@ def batch_for(model: Any) -> dict[str, Any]:
     }
     known |= special.get(config.model_type, {})
     text = "input_ids" in names
-    if "bbox" in names:  # of a page, the words alone
+    if "bbox" in names:  # a model of pages: give it the words, not the image
         del known["pixel_values"]
     return {name: value for name, value in known.items() if name in names and (text or name != "attention_mask")}
 
@@ -151,7 +152,7 @@ LIBRARIES = ("recbole", "x-transformers", "joeynmt", "espnet")
 
 
 def result_of(model: nn.Module, batch: dict[str, Any]) -> list[Tensor]:
-    """What the model gives, of one random state, without hidden states."""
+    """The floating-point outputs of the model from a fixed random state, without hidden states."""
     torch.manual_seed(1)
     with torch.no_grad():
         result = model(**batch)
@@ -161,7 +162,7 @@ def result_of(model: nn.Module, batch: dict[str, Any]) -> list[Tensor]:
 
 
 def apart_by(before: Tensor, after: Tensor) -> float:
-    """The largest difference of two outputs; infinite where their shapes differ (VITS draws how long it speaks)."""
+    """The largest difference between two outputs; infinite if their shapes differ (VITS samples how long it speaks)."""
     return (before - after).abs().max().item() if before.shape == after.shape else math.inf
 
 

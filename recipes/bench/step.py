@@ -1,4 +1,4 @@
-"""The methods that are timed, with fairseq's trainer and batches. For stock this imports nothing of ours."""
+"""The methods that are timed, with fairseq's trainer and batches. For stock, it imports no code of this project."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ METHODS = {
     "fast": f"{ADMIN} --criterion label_smoothed_cross_entropy_fast",
     "graph": f"{ADMIN} --admin-fast graph --criterion label_smoothed_cross_entropy_fast",
 }
-"""fairseq's options. Stock is fairseq's Post-LN with its defaults (fp16 is flat); ours are as the recipes train."""
+"""fairseq's options. Stock is Post-LN with fairseq's defaults (fp16 is flat). The others have the recipes' options."""
 COMMON = """--share-all-embeddings --label-smoothing 0.1 --dropout 0.1 --attention-dropout 0.1 --adam-betas (0.9,0.98)
 --lr 1e-5 --lr-scheduler fixed --clip-norm 1.0 --log-interval 100000 --seed 1 --distributed-world-size 1"""
 
 
 def trainer(method: str, words: int, layers: tuple[int, int], width: int, *further: str) -> Trainer:
-    """fairseq's trainer of a new model. Heads have 64 channels, or there are two.
+    """fairseq's trainer of a new model. Attention heads have 64 channels each; a width below 128 has two heads.
 
     Args:
         method: a key of METHODS.
-        words: of the dictionary, without fairseq's four symbols.
-        layers: of the encoder and of the decoder.
-        width: C. The feed-forward has 4 C.
-        further: options of fairseq's.
+        words: size of the dictionary, without fairseq's four symbols.
+        layers: number of layers of the encoder, and of the decoder.
+        width: number of channels C. The feed-forward has 4 C channels.
+        further: more options of fairseq.
     """
     if ADMIN in METHODS[method]:
         importlib.import_module("fairseq_admin.plugin")
@@ -47,7 +47,7 @@ def trainer(method: str, words: int, layers: tuple[int, int], width: int, *furth
     for side, number in zip(("encoder", "decoder"), layers):
         arguments += [f"--{side}-{name}={size}" for name, size in {"layers": number, **shape}.items()]
     parsed = options.parse_args_and_arch(options.get_training_parser(), arguments)
-    parsed.tpu = False  # fairseq would take --bf16 for a TPU
+    parsed.tpu = False  # fairseq reads --bf16 as a request for a TPU
     cfg = convert_namespace_to_omegaconf(parsed)
     dictionary = Dictionary()
     for word in range(words):
@@ -61,7 +61,7 @@ def batches(tokens: int, words: int, longest_of_each: Iterable[int]) -> Iterator
     """fairseq's batches of random words and some padding, each of sentences of about one length.
 
     Args:
-        tokens: of a batch, at most, on either side.
+        tokens: the largest number of tokens that a batch may have on either side.
         words: as for `trainer`.
         longest_of_each: the longest sentence of each batch.
     """

@@ -27,7 +27,9 @@ FALLING = 0.02
 
 
 def verdict(log: Log, entropy: float, stopped: bool) -> tuple[str, int | None]:
-    """The verdict on a finished run, and the update at which it diverged: the last one logged, or the first bad loss.
+    """The verdict on a finished run, and the update at which it diverged.
+
+    That update is the last one in the log if the training stopped itself, otherwise the first with a bad loss.
 
     Args:
         entropy: H, in bits per token.
@@ -55,7 +57,7 @@ def mean_of_last(valid: dict[int, float]) -> float:
 
 
 def still_falling(valid: dict[int, float]) -> bool:
-    """Whether the loss at the end is clearly below the mean of the validations before; False if they are too few."""
+    """Whether the loss at the end is clearly below the mean of the validations before; False if there are too few."""
     before = {update: valid[update] for update in sorted(valid)[-2 * LAST : -LAST]}
     return len(before) == LAST and mean_of_last(valid) < (1 - FALLING) * mean_of_last(before)
 
@@ -66,10 +68,10 @@ def _bounded(row: dict[str, Any], bits: float | None) -> float:
 
 
 def last(row: dict[str, Any]) -> float:
-    """A run's last validation, bounded as in `loss`. The best rate, at which further seeds run, is chosen by it."""
+    """A run's last validation, bounded as in `loss`. It decides the best rate, at which further seeds run."""
     return _bounded(row, row["bits"])
 
 
 def loss(row: dict[str, Any]) -> float:
-    """A run's loss at the end, in bits per token, at most 1.5 H. A diverged run counts with 1.5 H."""
+    """A run's loss at the end, in bits per token, at most 1.5 H. A diverged run counts as 1.5 H."""
     return _bounded(row, None if row["verdict"] == "diverged" else mean_of_last(row["valid"]))

@@ -10,8 +10,9 @@ The table of make compare has a row for each scheme and depth:
     bits, BLEU  the loss at the end (the mean of the last four validations), and the score of the test set, by which
                 nothing was chosen; with one or two seeds, each value
     falling     the runs that end more than 2 % below the mean of the four validations before
-    vs. Admin   the difference to Admin's row, seed by seed, which have the same batches in the same order. The interval
-                covers the intervals at all rates that are as good, so no verdict depends on the choice among them
+    vs. Admin   the difference to Admin's row, seed by seed. Runs with the same seed have the same batches in the same
+                order. The interval spans the intervals at the best rate and at all rates that are as good as the best,
+                so no verdict depends on the choice among these rates
     Welch       the ratio of the losses, minus one, by Welch's interval on their logarithms. Seeds are not paired
 
 The table of make deeper:
@@ -23,8 +24,8 @@ The table of make deeper:
 The tables of make sensitivity and make warmup have the rates at which a scheme learns with every seed.
 
 Intervals are Student's t at 95 % over the seeds. A difference is shown if its interval, from three seeds or more, is on
-one side of zero. Many rows are compared at once, so one in twenty is shown by chance. A diverged run counts with the
-loss above which a run is called diverged, and with BLEU 0.
+one side of zero. Many rows are compared at once, so one in twenty is shown by chance. For a diverged run,
+the loss is set to the bound above which a run is called diverged, and BLEU to 0.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def learned(runs: Seeds) -> int:
 
 @dataclass(frozen=True)
 class Ranking:
-    """A scheme at one depth: its runs by rate (ascending) and seed, its best rate, and the rates that are as good."""
+    """A scheme at one depth: its runs by rate (ascending) and seed, its best rate, and the rates as good as it."""
 
     scheme: str
     layers: str
@@ -80,7 +81,7 @@ class Ranking:
 
 
 def with_seeds_of_all(runs: dict[str, Seeds]) -> dict[str, Seeds]:
-    """The runs of seeds that tried every rate, or all runs if there is no such seed. So all rates have equal seeds."""
+    """The runs of seeds that tried every rate, so that all rates have the same seeds. Without such seeds, all runs."""
     seeds = set.intersection(*map(set, runs.values()))
     return {rate: {seed: rows[seed] for seed in rows if not seeds or seed in seeds} for rate, rows in runs.items()}
 
@@ -118,7 +119,7 @@ def rankings(rows: Sequence[Row]) -> list[Ranking]:
 def difference(one: Ranking, other: Ranking, measure: Measure) -> Interval | None:
     """The difference of a measure between two schemes at their best rates; None if they share no seed there.
 
-    The interval covers the intervals at all pairs of rates that are best or as good.
+    The interval spans the intervals at all pairs of rates: each scheme's best rate, or one that is as good as its best.
     """
     best = paired(one.at_best, other.at_best, measure)
     if best is None:
@@ -142,7 +143,7 @@ def versus(one: Ranking, other: Ranking | None, measure: Measure, digits: str, l
 
 
 def best_rate(ranking: Ranking) -> str:
-    """The best rate, with notes: whether it is at the edge of the rates tried, and which rates are as good."""
+    """The best rate. Notes say whether it is at the edge of the rates tried, and which rates are as good as it."""
     rates = list(ranking.runs)
     notes = ["edge"] if len(rates) > 2 and ranking.best in (rates[0], rates[-1]) else []
     notes += [f"as good: {' '.join(ranking.as_good)}"] if ranking.as_good else []

@@ -26,7 +26,7 @@ NUMBERS: dict[str, Callable[[str], Any]] = {
 
 
 def from_cells(row: dict[str, str]) -> Row:
-    """The row in the cells of a table. An empty cell is None; a curve is a cell such as `100:5.752 250:2.003`."""
+    """Convert a table's cells to values. An empty cell is None; a curve is a cell such as `100:5.752 250:2.003`."""
     kinds = {**NUMBERS, "valid": float if "diverged" in row else from_cell}
     return {name: kinds.get(name, str)(cell) if cell or name == "valid" else None for name, cell in row.items()}
 

@@ -1,8 +1,7 @@
 """Tables and figures of a grid, in its folder.
 
 runs.csv has a row for each run; table.csv and table.md compare the schemes (recipes/compare/ranking.py). rates.png
-shows losses by rate, curves.png (make compare) losses by update, accuracy.png (make deeper) accuracies by the number
-of new layers.
+shows losses by rate, accuracy.png (make deeper) accuracies by the number of new layers.
 """
 
 from __future__ import annotations
@@ -24,19 +23,11 @@ from recipes.compare.ranking import Measure, accuracy, by_level, learning, ranki
 from recipes.compare.rows import TITLES, Row, depths_of, grouped, sizes, titled, values, write_runs, write_table
 from recipes.steps.common import replacing
 
-STYLES = ("-", "--", ":", "-.")
 BITS = "bits per token, validation"
 Panels = dict[str, dict[str, list[Row]]]
 """Runs by the title of their panel and the label of their line."""
-
-
-def looks(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
-    """The line style and colour of each scheme in the rows, in the order of TITLES."""
-    present = {row["scheme"] for row in rows}
-    schemes = [name for name in TITLES if name in present]
-    others = zip((name for name in schemes if name not in ALWAYS), itertools.product(STYLES, COLOURS))
-    styles = {name: ("-", colour) for name, colour in ALWAYS.items()} | dict(others)
-    return {name: dict(zip(("linestyle", "color"), styles[name])) for name in schemes}
+Line = tuple[str, str, Sequence[Row]]
+"""The title of a line's panel, its label, and its runs."""
 
 
 def subplots(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Any]:
@@ -72,36 +63,31 @@ def save(figure: Figure, path: Path, dpi: int = 130) -> None:
         few_colours(part)
 
 
-def draw_runs(axes: Axes, runs: Sequence[Row], label: str, **look: Any) -> None:
-    """Draw the runs of a scheme at a rate: thin lines for seeds, thick lines for their mean, or for seeds if few."""
-    curves = [row["valid"] for row in runs]
-    for row in runs:
-        axes.plot(*zip(*row["valid"].items()), linewidth=0.6, alpha=0.5, **look)
-        if row["verdict"] == "diverged":
-            axes.plot(row["update"], 0.98, "x", color=look["color"], transform=axes.get_xaxis_transform())
-    if len(curves) >= FEWEST:
-        means = {at: fmean(curve[at] for curve in curves) for at in sorted(set.intersection(*map(set, curves)))}
-        curves = [{update: bits for update, bits in means.items() if math.isfinite(bits)}]
-    for thick in curves:
-        axes.plot(list(thick), list(thick.values()), linewidth=1.6, label=label, **look)
-        label = ""
+def draw_losses(lines: Sequence[Line], entropy: float) -> Figure:
+    """The losses of runs of Admin, Post-LN and Pre-LN, dashed with a rule of omega other than `reference`.
 
-
-def draw_curves(rows: Sequence[Row]) -> Figure:
-    """The losses of each scheme at its best rate, and dotted at rates that are as good. A panel for each depth."""
-    drawn, depths = looks(rows), depths_of(rows)
-    figure, ((*panels,),) = subplots(1, len(depths), (4.2 * len(depths) + 2.6, 4.6))
-    losses: list[float] = []
-    for ranking in sorted(rankings(rows), key=lambda ranking: [*drawn].index(ranking.scheme)):
-        for rate in (ranking.best, *ranking.as_good):
-            runs = list(ranking.runs[rate].values())
-            label = f"{TITLES[ranking.scheme]}, {rate}{' (one seed)' if len(runs) == 1 else ''}"
-            look = drawn[ranking.scheme] | ({} if rate == ranking.best else {"linestyle": (0, (1, 1))})
-            draw_runs(panels[depths.index(ranking.layers)], runs, label, **look)
-            losses += [bits for row in runs for bits in row["valid"].values() if bits < math.inf]
-    loss_axes(panels, losses, rows[0]["entropy"])
-    for axes, depth in zip(panels, depths):
-        axes.set(title=f"{sizes(depth)} (thin: seeds, thick: mean of three or more)", xlabel="updates")
+    Seeds are thin lines. Their mean is a thick line, or each seed is if they are few.
+    """
+    titles = list(dict.fromkeys(title for title, *_ in lines))
+    figure, ((*panels,),) = subplots(1, len(titles), (4.2 * len(titles) + 2.6, 4.6))
+    for title, label, runs in lines:
+        axes, curves = panels[titles.index(title)], [row["valid"] for row in runs]
+        style = "-" if runs[0].get("rule") in (None, "", "reference") else "--"
+        look: dict[str, Any] = {"color": ALWAYS[runs[0]["scheme"]], "linestyle": style}
+        for row in runs:
+            axes.plot(*zip(*row["valid"].items()), linewidth=0.6, alpha=0.5, **look)
+            if row["verdict"] == "diverged":
+                axes.plot(row["update"], 0.98, "x", color=look["color"], transform=axes.get_xaxis_transform())
+        if len(curves) >= FEWEST:
+            means = {at: fmean(curve[at] for curve in curves) for at in sorted(set.intersection(*map(set, curves)))}
+            curves = [{update: bits for update, bits in means.items() if math.isfinite(bits)}]
+        for thick in curves:
+            axes.plot(list(thick), list(thick.values()), linewidth=1.6, label=label, **look)
+            label = ""
+    every = [bits for _, _, runs in lines for row in runs for bits in row["valid"].values()]
+    loss_axes(panels, [bits for bits in every if bits < math.inf], entropy)
+    for axes, title in zip(panels, titles):
+        axes.set(title=title, xlabel="updates")
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False, fontsize="small")
     panels[0].set_ylabel(BITS)
     return figure
@@ -111,8 +97,8 @@ def draw_panels(panels: Panels, colours: dict[str, str], against: str, measure: 
     """Draw lines through the means over the seeds. Each run is a dot, or a cross if it diverged.
 
     Args:
-        colours: by label; a line without a colour is black and thick.
-        against: the axis of the grid on the horizontal axis.
+        colours: the colour of each label; a line without a colour is black and thick.
+        against: the axis of the grid that the horizontal axis shows.
     """
     columns = min(4 if len(panels) > 6 else 3, len(panels))
     height = -(-len(panels) // columns)
@@ -173,7 +159,8 @@ def draw_accuracies(rows: Sequence[Row]) -> Figure:
     lines: dict[str, list[Row]] = {}
     for ranking in rankings(rows):
         lines.setdefault(TITLES[ranking.scheme], []).extend(ranking.at_best.values())
-    colours = {TITLES[scheme]: look["color"] for scheme, look in looks(rows).items()}
+    others = [title for name, title in TITLES.items() if title in lines and name not in ALWAYS]
+    colours = dict(zip(others, itertools.cycle(COLOURS))) | {TITLES[name]: colour for name, colour in ALWAYS.items()}
     figure, (axes,) = draw_panels({"": lines}, colours, "layers", accuracy)
     axes.axhline(0.5, color="grey", linewidth=0.8, linestyle=":", label="chance")
     axes.set(xlabel="new layers (0: the head alone)", ylabel="accuracy, test")
@@ -203,7 +190,5 @@ def write(folder: Path, rows: Sequence[Row]) -> None:
     write_table(folder / "table", titled(compared), notes(rows))
     if "diverged" in rows[0]:
         save(draw_accuracies(rows), folder / "accuracy.png")
-        return
-    save(draw_rates(rows), folder / "rates.png")
-    if "layers" in rows[0]:
-        save(draw_curves(rows), folder / "curves.png")
+    else:
+        save(draw_rates(rows), folder / "rates.png")

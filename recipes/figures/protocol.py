@@ -1,47 +1,82 @@
-"""The claims of docs/protocol.md, from the rows of its runs.
+"""The claims of docs/protocol.md and docs/protocol-omega.md, from the rows of their runs.
 
     python -m recipes.figures.protocol docs/rows/protocol.csv -o protocol.png
+    python -m recipes.figures.protocol docs/rows/protocol.csv docs/rows/protocol-omega.csv -o protocol-omega.png
 
-This prints each comparison whose runs are complete, with its power given the spread of the rows, and draws every run
-and the means of the groups. The pilot runs, by which the rates were chosen, do not count.
+The first command prints the groups of the first protocol, each comparison whose runs are complete, and its power given
+the spread of the rows. The second prints the bridge and the comparisons of rules. At 18L-18L these need the bridge,
+because two of their three groups are the first protocol's. Both draw every run. Pilot runs do not count.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
 import numpy as np
+from matplotlib.figure import Figure
 from scipy import stats
 
-from recipes.compare.intervals import LEVEL, contrast
-from recipes.compare.outcome import loss
-from recipes.compare.rows import TITLES, Row, grouped, read_results
-from recipes.figures.drawing import draw_curves, save
+from recipes.compare.intervals import LEVEL, NOT_SHOWN, Interval, contrast, judged
+from recipes.compare.outcome import EXPLODED, loss
+from recipes.compare.rows import TITLES, Row, read_results, sizes
+from recipes.figures.drawing import draw_losses, save
 from recipes.steps.common import run
+from recipes.steps.summary import titled
 
-SEEDS = tuple("456789")
+SEEDS = {"18": tuple("456789"), "6": tuple("456789"), "60-12": tuple("456")}
+"""The seeds at each depth."""
+DEPTHS = ("18", "60-12")
+"""The depths at which rules of omega are compared."""
+METHODS = ("constant", "reference", "pre-ln")
+"""Admin by its rule of omega, and Pre-LN."""
 MARGIN = 0.05
 """Two methods are equivalent if they differ by fewer bits."""
 DRAWS = 40_000
+EARLY = (750, 1000, 1250)
+BRIDGE = 0.02
+"""Runs of the first protocol count if the same runs at the new commit differ by at most this many bits."""
 MISSING = "not all of its runs are there"
+Place = tuple[str, str]
+"""Depth and method."""
+Groups = dict[Place, dict[str, Row]]
+"""Runs by depth and method, then by seed."""
 
 
-def first(pre_ln: Sequence[float], admin: Sequence[float]) -> str:
-    """Pre-LN - Admin: is there a difference (Welch)? Is it small (two one-sided tests)?"""
-    whole, narrow = (contrast([(1, pre_ln), (-1, admin)], level) for level in (LEVEL, 0.9))
-    claims = ["Admin ends ahead"] if whole.low > 0 else ["Admin ends behind"] if whole.high < 0 else []
-    claims += [f"equivalent within {MARGIN} bits"] if -MARGIN < narrow.low and narrow.high < MARGIN else []
-    return f"{' and '.join(claims) or 'not decided'}: {whole:+.3f} bits; 90 % interval: {narrow:+.3f}"
+def groups_of(rows: Sequence[Row]) -> Groups:
+    """The runs that count. If a run has two rows, the later row counts."""
+    groups: Groups = {}
+    for row in rows:
+        method = row.get("rule") or {"admin": "reference"}.get(row["scheme"], row["scheme"])
+        if method in METHODS and row["seed"] in SEEDS.get(row["layers"], ()):
+            groups.setdefault((row["layers"], method), {})[row["seed"]] = row
+    return groups
 
 
-def second(deep: Sequence[Sequence[float]], shallow: Sequence[Sequence[float]]) -> str:
-    """Does the difference depend on depth? Each argument has the losses of Pre-LN, then those of Admin."""
-    interaction = contrast([*zip((1, -1), deep), *zip((-1, 1), shallow)])
-    claim = "grows with depth" if interaction.low > 0 else "shrinks with depth" if interaction.high < 0 else "not shown"
-    return f"{claim}: {interaction:+.3f} bits"
+def complete(groups: Groups, *places: Place) -> bool:
+    return all(len(groups.get(place, {})) == len(SEEDS[place[0]]) for place in places)
+
+
+def difference(
+    groups: Groups, weights: Mapping[Place, int], measure: Callable[[Row], float] = loss, level: float = LEVEL
+) -> Interval | None:
+    """Welch's interval of Σ weight x mean of a measure; None if a run is missing."""
+    if not complete(groups, *weights):
+        return None
+    return contrast([(weight, list(map(measure, groups[place].values()))) for place, weight in weights.items()], level)
+
+
+# -- docs/protocol.md --------------------------------------------------------------------------------------------------
+
+
+def group(runs: Sequence[Row]) -> str:
+    """The mean of a group, and the runs in it that did not learn."""
+    failed = [f"; seed {row['seed']} {row['verdict']}" for row in runs if row["verdict"] != "learned"]
+    bits, bleu = list(map(loss, runs)), fmean(row["bleu"] or 0 for row in runs)
+    return f"{fmean(bits):.3f} bits, standard deviation {stdev(bits):.3f}, BLEU {bleu:.2f}{''.join(failed)}"
 
 
 def power(deviations: Sequence[float], difference: float) -> tuple[float, float]:
@@ -52,47 +87,96 @@ def power(deviations: Sequence[float], difference: float) -> tuple[float, float]
         difference: difference of their means, in bits.
     """
     generator = np.random.default_rng(1)
-    pre_ln, admin = (generator.normal(0, deviation, (DRAWS, len(SEEDS))) for deviation in deviations)
+    pre_ln, admin = (generator.normal(0, deviation, (DRAWS, len(SEEDS["18"]))) for deviation in deviations)
     tests = stats.ttest_ind(pre_ln + difference, admin, axis=1, equal_var=False)
     narrow = tests.confidence_interval(0.9)
     equivalent = (narrow.low > -MARGIN) & (narrow.high < MARGIN)
     return float((tests.pvalue < 1 - LEVEL).mean()), float(equivalent.mean())
 
 
-def group(runs: Sequence[Row]) -> str:
-    """The mean of a group, and the runs in it that did not learn."""
-    failed = [f"; seed {row['seed']} {row['verdict']}" for row in runs if row["verdict"] != "learned"]
-    bits, bleu = list(map(loss, runs)), fmean(row["bleu"] or 0 for row in runs)
-    return f"{fmean(bits):.3f} bits, standard deviation {stdev(bits):.3f}, BLEU {bleu:.2f}{''.join(failed)}"
+def claims(groups: Groups) -> Iterator[str]:
+    """A line for each group and claim: is there a difference (Welch), is it small (two one-sided tests), does it depend
+    on depth?"""
+    for place, runs in groups.items():
+        if complete(groups, place):
+            rows = list(runs.values())
+            yield f"{TITLES[rows[0]['scheme']]}, {sizes(place[0])}: {group(rows)}"
+    deep = {("18", "pre-ln"): 1, ("18", "reference"): -1}
+    shallow = {("6", "pre-ln"): -1, ("6", "reference"): 1}
+    whole, narrow = difference(groups, deep), difference(groups, deep, level=0.9)
+    verdict = MISSING
+    if whole and narrow:
+        shown = ["Admin ends ahead"] if whole.low > 0 else ["Admin ends behind"] if whole.high < 0 else []
+        shown += [f"equivalent within {MARGIN} bits"] if -MARGIN < narrow.low and narrow.high < MARGIN else []
+        verdict = f"{' and '.join(shown) or 'not decided'}: {whole:+.3f} bits; 90 % interval: {narrow:+.3f}"
+    yield f"Pre-LN - Admin at 18L-18L: {verdict}"
+    verdict = MISSING
+    if interaction := difference(groups, deep | shallow):
+        grows = "grows with depth" if interaction.low > 0 else "shrinks with depth" if interaction.high < 0 else ""
+        verdict = f"{grows or 'not shown'}: {interaction:+.3f} bits"
+    yield f"The difference of that to 6L-6L: {verdict}"
+    for layers, pair in (("18", deep), ("6", shallow)):
+        if complete(groups, *pair):
+            deviations = [stdev(map(loss, groups[place].values())) for place in pair]
+            seen = ", ".join(f"{power(deviations, bits)[0]:.2f} for {bits}" for bits in (0.05, 0.03, 0.02))
+            yield f"Power at {sizes(layers)}: {seen} bits; for equivalence {power(deviations, 0)[1]:.2f}"
 
 
-def claims(rows: Sequence[Row]) -> list[str]:
-    """A line for each claim. If a run has two rows, the later row counts."""
-    once = {(row["layers"], row["scheme"], row["seed"]): row for row in rows}.values()
-    groups = {place: runs for place, runs in grouped(once, "layers", "scheme").items() if len(runs) == len(SEEDS)}
-    lines = [f"{TITLES[scheme]}, {layers}L-{layers}L: {group(runs)}" for (layers, scheme), runs in groups.items()]
-    both = {}
-    for depth in ("18", "6"):
-        if (depth, "pre-ln") in groups and (depth, "admin") in groups:
-            both[depth] = [list(map(loss, groups[depth, scheme])) for scheme in ("pre-ln", "admin")]
-    lines.append(f"Pre-LN - Admin at 18L-18L: {first(*both['18']) if '18' in both else MISSING}")
-    lines.append(f"The difference of that to 6L-6L: {second(both['18'], both['6']) if len(both) > 1 else MISSING}")
-    for depth, outcomes in both.items():
-        deviations = list(map(stdev, outcomes))
-        seen = ", ".join(f"{power(deviations, bits)[0]:.2f} for {bits}" for bits in (0.05, 0.03, 0.02))
-        lines.append(f"Power at {depth}L-{depth}L: {seen} bits; for equivalence {power(deviations, 0)[1]:.2f}")
-    return lines
+# -- docs/protocol-omega.md --------------------------------------------------------------------------------------------
+
+
+def early_loss(row: Row) -> float:
+    """The mean of the validations at EARLY, each at most 1.5 H, as after a divergence."""
+    return fmean(min(row["valid"].get(update, math.inf), EXPLODED * row["entropy"]) for update in EARLY)
+
+
+def claims_of_rules(old: Groups, new: Groups) -> Iterator[str]:
+    """A line for the bridge, and for each comparison in the protocol's order, up to the first that is not shown.
+
+    Args:
+        old: runs of the first protocol.
+        new: runs of the protocol on omega.
+    """
+    again = new.get(("18", "reference"), {})
+    apart = [abs(loss(row) - loss(old["18", "reference"][seed])) for seed, row in again.items()]
+    holds = len(apart) == 2 and max(apart) <= BRIDGE
+    verdict = f"up to {max(apart):.3f} bits, {'it holds' if holds else 'it fails'}" if len(apart) == 2 else MISSING
+    yield f"Bridge: {verdict}"
+    at_18 = {**new, **old} if holds else {}
+    for layers, groups in zip(DEPTHS, (at_18, new)):
+        for method in METHODS[1:]:
+            interval = difference(groups, {(layers, "constant"): 1, (layers, method): -1})
+            verdict = f"{judged(interval, True)}: {interval:+.3f} bits" if interval else MISSING
+            yield f"constant - {method} at {sizes(layers)}: {verdict}"
+            if verdict.startswith((NOT_SHOWN, MISSING)):
+                break
+    weights = {("18", "constant"): 1, ("18", "reference"): -1}
+    early, end = (difference(at_18, weights, measure) for measure in (early_loss, loss))
+    if early and end:
+        verdict = "shown" if early.high < 0 < end.low else NOT_SHOWN
+        yield f"Begins ahead, ends behind: {verdict}; updates 750 to 1,250: {early:+.3f} bits"
+
+
+def draw(groups: Groups, depths: Sequence[str]) -> Figure:
+    """The losses of every run, in a panel for each depth."""
+    lines = []
+    for place in (place for layers in depths for place in groups if place[0] == layers):
+        rows = list(groups[place].values())
+        label = titled(TITLES[rows[0]["scheme"]], rows[0].get("rule") or "")
+        lines.append((f"{sizes(place[0])} (thin: seeds, thick: mean)", label, rows))
+    return draw_losses(lines, lines[0][2][0]["entropy"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("rows", type=Path)
+    parser.add_argument("old", type=Path, help="rows of docs/protocol.md")
+    parser.add_argument("new", type=Path, nargs="?", help="rows of docs/protocol-omega.md")
     parser.add_argument("-o", "--figure", type=Path)
     args = parser.parse_args()
-    rows = [row for row in read_results([args.rows]) if row["seed"] in SEEDS]
-    print("\n".join(claims(rows)))
-    if args.figure and rows:
-        save(draw_curves(rows), args.figure)
+    old, new = (groups_of(read_results(path and [path] or [])) for path in (args.old, args.new))
+    print("\n".join(claims_of_rules(old, new) if args.new else claims(old)))
+    if args.figure:
+        save(draw({**new, **old}, DEPTHS if args.new else ("6", "18")), args.figure)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from recipes.compare.rows import grouped, write_table
 from recipes.steps.common import run
-from recipes.steps.results import papers, read
+from recipes.steps.results import is_attempt, papers, read
 
 COLUMNS = {
     "tokenised BLEU": "tokenised", "sacreBLEU": "score", "compound BLEU": "compound", "perplexity": "perplexity",
@@ -26,7 +26,7 @@ MEASURED = ("tokenised", "score", "compound", "perplexity", "hours")
 
 
 def cell(rows: list[dict[str, str]], column: str) -> str:
-    """The different values of a column; of a measurement, the mean over the seeds, and the standard deviation."""
+    """The different values of a column. If it is a measurement, the mean over the seeds and the standard deviation."""
     values = [row[column] for row in rows if row[column]]
     if column not in MEASURED or not values:
         return ", ".join(dict.fromkeys(values))
@@ -36,7 +36,10 @@ def cell(rows: list[dict[str, str]], column: str) -> str:
 
 
 def lines(results: list[dict[str, str]], papers: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Rows by recipe, method, rule and preset, in the papers' order, and for each paper's number without runs."""
+    """A row for each recipe, method, rule and preset, in the papers' order.
+
+    A paper's number has a row even if no run belongs to it.
+    """
     known = {(row["recipe"], row["method"]): row["bleu"] for row in papers}
     groups: dict[tuple[str, ...], list[dict[str, str]]] = grouped(results, "recipe", "method", "rule", "preset")
     groups |= {(*key, "", ""): [] for key in known if not any(group[:2] == key for group in groups)}
@@ -46,9 +49,7 @@ def lines(results: list[dict[str, str]], papers: list[dict[str, str]]) -> list[d
         row = dict(zip(("recipe", "method", "rule", "preset"), key))
         row["seeds"] = ", ".join(sorted((row["seed"] for row in rows), key=int))
         row["tokenised BLEU"] = cell(rows, "tokenised")
-        # A small run is not an attempt at the paper's number.
-        attempt = row["preset"] in ("", "paper") and row["rule"] in ("", "reference")
-        row["paper"] = known.get((row["recipe"], row["method"]), "") if attempt else ""
+        row["paper"] = known.get((row["recipe"], row["method"]), "") if is_attempt(row) else ""
         table.append(row | {title: cell(rows, column) for title, column in COLUMNS.items()})
     return table
 

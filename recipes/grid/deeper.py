@@ -37,7 +37,7 @@ class Pairs:
 
 
 class DeeperRun(GridRun):
-    """A classifier on the encoder; or, without axes, the pre-training of the encoder."""
+    """Trains a classifier on the encoder. If `axes` is empty, this run pre-trains the encoder instead."""
 
     task = []
     batch = ["--max-tokens", "2000", "--required-batch-size-multiple", "1"]
@@ -59,7 +59,7 @@ class DeeperRun(GridRun):
         write_lines(self.result, [])
 
     def row(self, log: Log, diverged: bool) -> Row:
-        """The accuracies of the last checkpoint. Training has logged those of every checkpoint."""
+        """The accuracies of the last checkpoint. Training has logged the accuracies of every checkpoint."""
         path = self.folder / "train.log"
         accuracies = {split: GUESS if diverged else accuracy(path, split) for split in ("valid", "test")}
         return {"diverged": diverged, **accuracies, **cost(log)}

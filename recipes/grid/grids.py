@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from fairseq_admin.method.schemes import SCHEMES
 from recipes import recipe as recipes
 from recipes import slurm
@@ -25,7 +27,6 @@ from recipes.machines import visible_gpus
 from recipes.processes import Job, run_jobs
 from recipes.recipe import Recipe, validated
 from recipes.steps.guard import locked
-from recipes.steps.progress import duration
 
 Axes = dict[str, str]
 """A run's value on each axis of the grid."""
@@ -66,7 +67,7 @@ class Grid:
         return self.folder / self.name(axes) / "result.csv"
 
     def points(self) -> Iterator[Axes]:
-        """All runs, seed by seed: a grid that was stopped has finished some seeds with every scheme and rate."""
+        """All runs, seed by seed. So, if a grid is stopped, its finished seeds have every scheme and rate."""
         *axes, seeds = (getattr(self.settings, name) for name in self.recipe.file.axes.values())
         for seed, *values in itertools.product(seeds, *axes):
             yield dict(zip(self.recipe.file.axes, map(str, [*values, seed])))
@@ -107,7 +108,7 @@ class Grid:
         return Recipe(target, file, settings, grid=self.folder, point=self.name(axes))
 
     def shared(self, names: Iterable[str]) -> dict[str, Any]:
-        """The grid's settings of these names that have a value."""
+        """The grid's settings with these names, without empty values."""
         return {name: value for name, value in self.settings if name in names and value not in (None, "", ())}
 
     def listed(self, *groups: str) -> dict[str, Any]:
@@ -117,14 +118,14 @@ class Grid:
         return {name: value if value is None else str(value).format(**values) for name, value in options.items()}
 
     def options(self, axes: Axes) -> dict[str, Any]:
-        """fairseq's options of a run that are not settings of its recipe. None removes an option of the recipe."""
+        """fairseq's options of a run that are not settings of its recipe. A value of None removes a recipe's option."""
         betas = {"--adam-betas": f"(0.9, {axes['beta2']})"} if "beta2" in axes else {}
         return self.listed("all") | betas | OPTIMIZERS.get(axes.get("optimizer", ""), {})
 
     # -- the whole grid ----------------------------------------------------------------------------------------------
 
     def jobs(self, goal: str) -> list[Job]:
-        """The job of a cluster that makes the grid. It submits the runs."""
+        """The cluster job that makes the grid: it submits the runs."""
         command = [sys.executable, "-m", "recipes", self.recipe.target, *self.recipe.words]
         return [Job(self.recipe.target, command, self.folder, self.recipe.file.needs)]
 
@@ -190,7 +191,7 @@ class Grid:
             failed += [job] if status else []
             left = (time.monotonic() - began) / number * (len(waiting) - number)
             text = f"{job.name}: {job.last_line()}; {len(done) + number - len(failed)} of {len(points)} runs done"
-            print(f"{text}, {duration(left)} left" if number < len(waiting) else text, flush=True)
+            print(f"{text}, {tqdm.format_interval(left)} left" if number < len(waiting) else text, flush=True)
         if failed:
             logs = ", ".join(str(job.log) for job in failed[:3])
             raise ValueError(f"{len(failed)} of {len(waiting)} runs failed; their output: {logs}.")

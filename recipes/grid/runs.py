@@ -82,12 +82,12 @@ class GridRun(Pipeline, ABC):
         """The outcome of the run."""
 
     def resume_settings(self) -> dict[str, Any]:
-        """The recipe's, and the settings of the row: a finished run has no checkpoints to make another row from."""
+        """The recipe's resume settings, and those of the row: a finished run has no checkpoints for another row."""
         more = {"updates": str(self.grid.settings.UPDATES), "patience": str(self.grid.patience)}
         return super().resume_settings() | more
 
     def train_with_patience(self) -> None:
-        """Train for PATIENCE updates at a time, until these bring no better validation.
+        """Train for PATIENCE updates at a time, until one such stretch brings no better validation.
 
         Only the log decides, so a killed and resumed run ends at the same update as any other. fairseq's --patience
         would count anew in each process.

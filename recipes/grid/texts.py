@@ -80,7 +80,10 @@ def read_pairs(folder: Path, pair: str) -> list[Pair]:
 
 
 def generated_pairs(size: int, words: int) -> list[Pair]:
-    """Different pairs of the corpus of `make compare`: `size` draws if all differ, otherwise twice as many draws."""
+    """Different pairs of the corpus of `make compare`.
+
+    This draws `size` pairs. If some are equal, it draws twice as many and drops the duplicates.
+    """
     text = dict.fromkeys(reversed_pairs("train", size, words))
     return list(text if len(text) == size else dict.fromkeys(reversed_pairs("train", 2 * size, words)))
 

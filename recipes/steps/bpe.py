@@ -24,7 +24,7 @@ FEWEST = 2
 def learn(lines: Iterable[str], merges: int) -> list[str]:
     """Learn merges, most frequent first, in fastBPE's format. (fastBPE requires a third column, and ignores its value.)
 
-    The merges are those of subword-nmt, except for the order of pairs that occur equally often.
+    The merges equal subword-nmt's, except for the order of pairs that occur equally often.
 
     Args:
         lines: words with spaces between them; an item may hold several lines. The lines are read twice.

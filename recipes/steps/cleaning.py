@@ -54,7 +54,7 @@ def rule(words: Sequence[str]) -> Rule:
     """The rule of CLEAN= or CLEAN_BPE=: --drop-empty, or --lengths MIN MAX and --ratio R, or nothing.
 
     Raises:
-        ValueError: the words are something else, or MIN is above MAX.
+        ValueError: the words are not such a rule, or MIN is above MAX.
     """
     option = " ".join(words)
     match = re.fullmatch(r"|--drop-empty|--lengths ([1-9]\d*) (\d+)(?: --ratio ([1-9]\d*(?:\.\d+)?))?", option)

@@ -88,7 +88,10 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> None:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run the main function of a program. A user's mistake is one line on stderr and exit status 2, not a traceback."""
+    """Run the main function of a program.
+
+    A user's mistake is reported in one line on stderr, with exit status 2 and without a traceback.
+    """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     status, message = 2, ""
     try:

@@ -1,7 +1,7 @@
 """Download one archive from its addresses, in order, and check it before it takes its name.
 
-A table has sizes and checksums. With a checksum, an interrupted download continues. Without a checksum, a download is
-only checked to be readable; the text made from it has a key of its content, so another archive would be noticed.
+A table has sizes and checksums. With a checksum, an interrupted download continues. Without a checksum, this only
+checks that the download can be read. A hash of its content is part of the text's key, so a changed archive is noticed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ RETRY = Retry(3, backoff_factor=5, status_forcelist=(429, 500, 502, 503, 504), r
 
 
 def kept(part: Path, archive: Archive) -> int:
-    """Bytes of a partial download that can be continued; 0 without a checksum, which would find a wrong beginning."""
+    """Bytes of a partial download that can be continued.
+
+    Without a checksum this is 0: only a checksum would show that the first part is wrong.
+    """
     return part.stat().st_size if archive.checksum and part.is_file() else 0
 
 
@@ -41,7 +44,7 @@ def disk_space(archives: Iterable[Archive], folder: Path, text: float) -> tuple[
     """Bytes still to download, and bytes of the text made from all archives. Archives of unknown size are left out.
 
     Args:
-        text: bytes of text per byte of archive.
+        text: size of the text divided by the size of the archive.
     """
     rows = list(archives)
     missing = [row for row in rows if row.size and not (folder / row.name).is_file()]

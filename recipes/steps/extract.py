@@ -6,7 +6,8 @@ The kinds `tags` and `segments` treat lines as fairseq's prepare-iwslt14.sh and 
     segments  keep only lines with <seg id; remove the tag, and white space next to it
 
 Entities (&amp;) stay, as in those scripts and in sacreBLEU's newstest2014; sacreBLEU's tokeniser 13a decodes them. In
-segments, the scripts turn U+2019 into an apostrophe. Here only `straight` does, so that a reference stays as it is.
+segments, the scripts turn U+2019 into an apostrophe. Here this happens only with `straight`, so that a reference stays
+as it is.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def unpacked(folder: Path, name: str) -> Path:
     """The path of a file in a folder, with .gz if the file is compressed.
 
     Raises:
-        ValueError: the file exists both ways.
+        ValueError: the file exists both with .gz and without.
     """
     packed, plain = folder / f"{name}.gz", folder / name
     if packed.is_file() and plain.is_file():
@@ -129,7 +130,7 @@ def extract(
         kind: kind of the members: plain, tags or segments.
         straight: turn U+2019 into an apostrophe.
         invalid: refuse bytes that are not UTF-8, or replace them.
-        sums: file of SHA-256 sums, as sha256sum writes it. It names the text after the first member.
+        sums: file of SHA-256 sums, as sha256sum writes it. In it, the text has the name of the first member.
         table: table of archives. The archive is checked against its row, if it has one.
 
     Raises:

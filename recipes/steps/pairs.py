@@ -52,7 +52,7 @@ def convert(
     rule = cleaning.rule(clean)
 
     def work(block: streaming.Block) -> tuple[list[bytes], Counter[str], list[str]]:
-        """Each side as it is written; numbers of pairs by reason to drop them; lines that are too long."""
+        """The text to write for each side, counts of dropped pairs by reason, and the lines that are too long."""
         first, sides = block
         pairs = list(zip(*change([decoded(lines, path, first) for lines, path in zip(sides, paths)])))
         reasons = [rule(*pair) for pair in pairs]

@@ -9,6 +9,8 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 
+from tqdm import tqdm
+
 from fairseq_admin.bar import bar
 from fairseq_admin.logs import Record, parse_line
 
@@ -22,11 +24,6 @@ DETAIL = re.compile(r"[STDPAEI]-\d+(_\d+)?\t")
 BEGIN = "begin training epoch"
 OUT_OF_MEMORY = "OOM: Ran out of memory"
 """fairseq's message when a GPU runs out of memory. fairseq then skips the batch."""
-
-
-def duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
 
 
 def position(record: Record, updates: int, epochs: int) -> str:
@@ -74,7 +71,7 @@ def progress(
             if done > first[0]:
                 pace = (now - first[1]) / (done - first[0])
                 text += f"  {pace:.2f} s/{'epoch' if epochs else 'update'}"
-                text += f"  {duration(pace * max(0, whole - done))} left"
+                text += f"  {tqdm.format_interval(pace * max(0, whole - done))} left"
             yield text
         elif record and record.tag == "valid":
             yield f"{position(record, updates, epochs)}  valid {record.bits:6.3f} bits/token"

@@ -58,7 +58,7 @@ def _shown(value: Any) -> str:
 
 
 def _identity(value: Any) -> Any:
-    """The form of a value to compare: the hash of a file's content, wherever it is; a number for 1e-3 and 0.001."""
+    """The form in which values are compared. A file is the hash of its content, not its path. 1e-3 equals 0.001."""
     try:
         return value.get("sha256", value) if isinstance(value, dict) else float(value)
     except (TypeError, ValueError):

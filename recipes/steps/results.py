@@ -107,9 +107,14 @@ def keep(table: Path, row: dict[str, object]) -> None:
 
 
 def papers() -> list[dict[str, str]]:
-    """The papers' numbers, each {recipe, method, bleu, source}. Only runs with the preset `paper` compare with them."""
+    """The papers' numbers, each {recipe, method, bleu, source}."""
     with PAPERS.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def is_attempt(row: dict[str, str]) -> bool:
+    """Whether a run is an attempt at a paper's number. A small run, or one by another rule of omega, is not."""
+    return row["preset"] in ("", "paper") and row["rule"] in ("", "reference")
 
 
 def commit() -> str:

@@ -74,7 +74,7 @@ def split_compounds(line: str) -> str:
     """Split words as fairseq's compound_split_bleu.sh does: rich-text -> rich ##AT##-##AT## text.
 
     A hyphen that the tokeniser has split is split once more: rich @-@ text -> rich @ ##AT##-##AT## @ text. That gives
-    five words to match instead of three, which raises BLEU. Papers report it so; `tokenised` counts three words.
+    five words to match instead of three, which raises BLEU. Papers report BLEU with five words; `tokenised` has three.
     """
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
 

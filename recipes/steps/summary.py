@@ -21,7 +21,7 @@ from fairseq_admin.logs import Log
 from fairseq_admin.method.schemes import SCHEMES
 from fairseq_admin.report import tables
 from recipes.steps.common import read_lines, write_lines
-from recipes.steps.results import papers, read_log, with_rule
+from recipes.steps.results import is_attempt, papers, read_log, with_rule
 
 BASELINES = ("admin", "post-ln", "pre-ln")
 PACKAGES = ("fairseq-admin", "fairseq", "fairseq-fixed", "torch", "sacrebleu")
@@ -52,7 +52,7 @@ def read_runs(folders: list[Path]) -> list[Run]:
 
 
 def titled(title: str, rule: str) -> str:
-    """A scheme's title, with the rule of omega unless it is the paper's."""
+    """A scheme's title, with the rule of omega unless that is the paper's rule."""
     return title if rule in ("", "reference") else f"{title}, {rule}"
 
 
@@ -68,8 +68,7 @@ def about(run: Path, command: str, sentences: list[list[str]]) -> dict[str, Any]
     """Facts about a run for the report that no other file of the run has."""
     score = read_score(run)
     packages = {package.metadata["Name"]: package.version for package in metadata.distributions()}
-    attempt = score["preset"] in ("", "paper") and score["rule"] in ("", "reference")
-    numbers = {(row["recipe"], row["method"]): row for row in papers() if attempt}
+    numbers = {(row["recipe"], row["method"]): row for row in papers() if is_attempt(score)}
     paper = numbers.get((score["recipe"], score["method"]))
     return {
         "command": f"{command} METHOD={score['method']} SEED={score['seed']}",

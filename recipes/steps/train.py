@@ -11,8 +11,8 @@ It ignores --profile and --use-plasma-view, and differs from fairseq-train in fi
 - It writes a checkpoint every --save-interval-updates updates, even if that update ends an epoch. fairseq-train writes
   only the epoch's checkpoint then, which the recipes have switched off.
 - --bf16 trains on a GPU. fairseq-train takes it as a request for a TPU, and fails without one.
-- A process that loads batches (--num-workers) does not collect the garbage that it inherits. That garbage has processes
-  of earlier epochs, for which torch would print tracebacks into the log.
+- A process that loads batches (--num-workers) does not collect the garbage that it inherits. The garbage includes
+  the processes of earlier epochs; if the new process collected those, torch would print tracebacks into the log.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _WithinEpoch:
 
 
 def _numbering(save: Callable) -> Callable:
-    """Wrap fairseq's save_checkpoint: if an epoch has no checkpoint, its last update may have a numbered one."""
+    """Wrap fairseq's save_checkpoint: if an epoch has no checkpoint, its last update is saved like any other update."""
 
     @functools.wraps(save)
     def numbered(cfg: Any, trainer: Any, batches: Any, loss: Any) -> Any:

@@ -1,7 +1,7 @@
 """The golden tables of the methods in the authors' code (see omega.py).
 
 laws.tsv has the mean, standard deviation and distribution of every kind of parameter, for each method that their code
-trains, over the layers of a 3L-2L model of width 32 and over 100 seeds. Parameters have the names of today's fairseq,
+trains, over the layers of a model of kinds.SIZES and over 100 seeds. Parameters have the names of today's fairseq,
 with a star for the layer; the authors' rezero_weight is our branch_scale. rivals.py describes logits.json and
 gradients.json.
 """
@@ -17,16 +17,6 @@ GRADIENTS = Path(__file__).with_name("gradients.json")
 FUNCTIONS = ("post-ln", "pre-ln", "rezero", "rezero-post-ln", "deepnorm")
 METHODS = ("admin", *FUNCTIONS, "looklinear")
 """Our names of the schemes."""
-SIZES = {
-    "encoder_layers": 3,
-    "decoder_layers": 2,
-    "encoder_embed_dim": 32,
-    "decoder_embed_dim": 32,
-    "encoder_ffn_embed_dim": 64,
-    "decoder_ffn_embed_dim": 64,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-}
 
 
 def kind(name: str) -> str:

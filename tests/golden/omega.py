@@ -29,7 +29,7 @@ CASES = {
     "18L-18L": (18, 18, 32, 64, 4),
     "2L-3L padded": (2, 3, 32, 64, 4),
 }
-"""Encoder layers, decoder layers, width, feed-forward width, heads."""
+"""The arguments of reference.sizes."""
 WORDS = 100
 """Words of the dictionary next to fairseq's four special symbols."""
 PAD, END = 1, 2
@@ -37,14 +37,6 @@ PAD, END = 1, 2
 DROPOUTS = {"no dropout": (0.0, 0.0), "dropout": (0.3, 0.1)}
 """Dropout rates of the fresh models: after a branch; on attention weights and within the feed-forward."""
 SEEDS = 40
-
-
-def sizes(case: str) -> dict[str, int]:
-    """fairseq's options for a case."""
-    encoder_layers, decoder_layers, width, ffn, heads = CASES[case]
-    each = {"embed_dim": width, "ffn_embed_dim": ffn, "attention_heads": heads}
-    both = {f"{side}_{option}": value for side in ("encoder", "decoder") for option, value in each.items()}
-    return {"encoder_layers": encoder_layers, "decoder_layers": decoder_layers, **both}
 
 
 def numbers(name: str, count: int) -> numpy.ndarray:

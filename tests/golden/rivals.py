@@ -1,4 +1,4 @@
-"""Measurements of the authors' code of other schemes (omega.py says how), and of ours in the tests.
+"""Measurements of other schemes: of their authors' code (omega.py says how), and, in the tests, of our code.
 
     laws     shape, mean, standard deviation and distribution of weights and biases over 20 seeds, of a model of
              SIZES; its two depths differ, so a formula that mixes them up fails
@@ -16,20 +16,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import kinds
 import torch
 from golden import omega
 
 SHOWN = 4
 LARGEST_NORM = 10.0
 """DT-Fixup's μ."""
-SIDES = ("encoder", "decoder")
-SIZES = {
-    "encoder_layers": 4,
-    "decoder_layers": 2,
-    **{f"{side}_embed_dim": 32 for side in SIDES},
-    **{f"{side}_ffn_embed_dim": 64 for side in SIDES},
-    **{f"{side}_attention_heads": 4 for side in SIDES},
-}
+SIZES = {**kinds.SIZES, "encoder_layers": 4}
 
 
 def table(scheme: str) -> Path:

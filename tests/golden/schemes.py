@@ -1,199 +1,190 @@
-"""Make the golden table of the schemes' parameters: python tests/golden/schemes.py, from the repository's root.
+"""The distribution of every parameter of a freshly initialised model, for each scheme. It does not use the plugin.
 
-The table has the name, shape, mean, standard deviation and distribution of every parameter of a freshly initialised
-3L-2L model of width 32, for each scheme. It does not use the plugin. Parameters that a scheme leaves to fairseq are
-measured on fairseq's `transformer`, Post-LN or Pre-LN, over 100 seeds. Parameters that a scheme draws itself are
-computed here from its paper's formula, for these sizes:
+Parameters that a scheme leaves to fairseq are measured on fairseq's own model, Post-LN or Pre-LN. Parameters that a
+scheme draws itself are computed here from its paper's formula:
 
     Xavier has the standard deviation sqrt(2 / (in + out)), times its gain
+
+N encoder layers   M decoder layers
 """
 
 from __future__ import annotations
 
 import math
-import sys
-from argparse import Namespace
-from pathlib import Path
-from types import SimpleNamespace
+import re
+from collections.abc import Callable
+from typing import NamedTuple
 
-import torch
-from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from torch import Tensor
 
-N, M, WIDTH, FFN, HEADS, SEEDS = 3, 2, 32, 64, 4, 100
-
-
-def stock(encoder_before, decoder_before):
-    """{name: (shape, mean, std, law)} of fairseq's own model."""
-    words = Dictionary()
-    for word in range(100):
-        words.add_symbol(f"w{word}")
-    models = []
-    for seed in range(SEEDS):
-        args = Namespace(share_all_embeddings=True, encoder_layers=N, decoder_layers=M)
-        args.encoder_embed_dim, args.encoder_ffn_embed_dim, args.encoder_attention_heads = WIDTH, FFN, HEADS
-        args.decoder_attention_heads = HEADS
-        args.encoder_normalize_before, args.decoder_normalize_before = encoder_before, decoder_before
-        ARCH_CONFIG_REGISTRY["transformer"](args)
-        torch.manual_seed(seed)
-        task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
-        models.append(dict(ARCH_MODEL_REGISTRY["transformer"].build_model(args, task).named_parameters()))
-    laws = {}
-    for name, parameter in models[0].items():
-        values = torch.stack([model[name].detach().double() for model in models])
-        mean, std = values.mean().item(), values.std(correction=0).item()
-        law = "constant" if std == 0 else "normal" if "embed_tokens" in name else "uniform"
-        laws[name] = ("x".join(map(str, parameter.shape)), mean, std, law)
-    return laws
+LINEAR = re.compile(r"(encoder|decoder)\..*layers\.(\d+)\.(?:\w+_attn\.)?(q|k|v|out|fc)(?:_proj|\d)\.(weight|bias)")
+"""The name of a linear layer's parameter: its stack, its layer, and the part of that layer."""
+PARTS = ("q", "k", "v", "out", "fc")
+SEEDS = 40
+"""Number of fairseq's own models that are measured."""
 
 
-def xavier(laws, law, gain):
-    """Weights by Xavier with gain(stack, layer, kind), kind one of q, k, v, out, fc; no feed-forward biases."""
-    laws = dict(laws)
-    for name, (shape, *_) in laws.items():
-        kind = name.split(".")[-2].split("_")[0].rstrip("12")
-        if ".layers." in name and kind in ("q", "k", "v", "out", "fc") and name.endswith("weight"):
-            out_size, in_size = map(int, shape.split("x"))
-            stack, _, layer = name.split(".")[:3]
-            laws[name] = (shape, 0.0, gain(stack, int(layer), kind) * math.sqrt(2 / (in_size + out_size)), law)
-        elif ".fc" in name:
-            laws[name] = (shape, 0.0, 0.0, "constant")
-    return laws
+class Law(NamedTuple):
+    shape: tuple[int, ...]
+    mean: float
+    std: float
+    kind: str
+    """ "constant", "uniform" or "normal"."""
 
 
-def only_fc(laws, changed):
-    return {name: changed[name] if ".fc" in name else law for name, law in laws.items()}
+Laws = dict[str, Law]
+ZERO, ONE = Law((1,), 0.0, 0.0, "constant"), Law((1,), 1.0, 0.0, "constant")
 
 
-def without_norms(laws):
-    return {name: law for name, law in laws.items() if "layer_norm" not in name}
+def measured(values: Tensor) -> Law:
+    """The law of a parameter, from its values over several seeds. Shape (seeds, ...)."""
+    std = values.std(correction=0).item()
+    # Uniform values stay within sqrt(3) standard deviations; of 320 normal values, some exceed two.
+    kind = "constant" if std == 0 else "uniform" if values.abs().max() < 2 * std else "normal"
+    return Law(tuple(values.shape[1:]), values.mean().item(), std, kind)
 
 
-def with_branch_scale(laws):
-    scales = {f"encoder.layers.{i}.branch_scale" for i in range(N)}
-    scales |= {f"decoder.layers.{i}.branch_scale" for i in range(M)}
-    return {**laws, **{name: ("1", 0.0, 0.0, "constant") for name in sorted(scales)}}
+def assert_law(values: Tensor, law: Law, name: str, seeds: int = SEEDS) -> None:
+    """Check a parameter's values over ten seeds, of shape (10, ...), against a law that was measured over `seeds`."""
+    ours = measured(values)
+    assert (ours.shape, ours.kind) == (law.shape, law.kind), name
+    independent = values.numel() / (2 if "looklinear" in name and ".fc" in name else 1)  # its halves repeat each other
+    error = 6 * law.std * math.sqrt((1 + 10 / seeds) / independent)
+    assert abs(ours.mean - law.mean) <= error and abs(ours.std - law.std) <= error / math.sqrt(2), (name, ours, law)
 
 
-def deepnorm_gain(stack, layer, kind):
-    if kind in ("q", "k"):
-        return 1.0
-    # encoder: 0.87 (3^4 * 2)^(-1/16) = 0.87 * 162^(-0.0625) = 0.6330; decoder: (12 * 2)^(-1/4) = 0.4518
-    return 0.87 * (N * N * N * N * M) ** -0.0625 if stack == "encoder" else (12 * M) ** -0.25
-
-
-def t_fixup_gain(stack, layer, kind):
-    if kind in ("q", "k"):
-        return 1.0
-    # encoder: 0.67 * 3^(-1/4) = 0.5091; decoder: (9 * 2)^(-1/4) = 0.4855
-    return 0.67 * N**-0.25 if stack == "encoder" else (9 * M) ** -0.25
-
-
-def t_fixup(laws):
-    laws = without_norms(xavier(laws, "uniform", t_fixup_gain))
-    shape, mean, std, law = laws["encoder.embed_tokens.weight"]
-    scale = (9 * M) ** -0.25
-    return {**laws, "encoder.embed_tokens.weight": (shape, scale * mean, scale * std, law)}
-
-
-def t_fixup_code(laws):
-    """As in their code: queries and keys at 1/sqrt(2), the shared embedding by (9N)^(-1/4) = 27^(-1/4) = 0.4387."""
-    embedding = laws["encoder.embed_tokens.weight"]
-    laws = without_norms(
-        xavier(laws, "uniform", lambda stack, _, kind: 2**-0.5 if kind in ("q", "k") else t_fixup_gain(stack, _, kind))
-    )
-    shape, mean, std, law = embedding
-    return {**laws, "encoder.embed_tokens.weight": (shape, (9 * N) ** -0.25 * mean, (9 * N) ** -0.25 * std, law)}
-
-
-def b2t_code(laws):
-    """Every matrix of a layer times the root of its stack's layers: 3^(-1/2) and 2^(-1/2)."""
-    roots = {"encoder": N**-0.5, "decoder": M**-0.5}
-    return {
-        name: (shape, mean, std * roots[name.split(".")[0]], law)
-        if ".layers." in name and name.endswith("weight") and "layer_norm" not in name
-        else (shape, mean, std, law)
-        for name, (shape, mean, std, law) in laws.items()
-    }
-
-
-def ds_init_code(laws):
-    """As in the authors' code: variance times 1/sqrt(l); self-attention's q, k, v as one C x 3C matrix; no biases."""
-
-    def gain(stack, layer, kind):
-        return (layer + 1) ** -0.25
-
-    drawn = xavier(laws, "uniform", gain)
-    for name, (shape, mean, std, law) in drawn.items():
-        if "_attn." in name and name.endswith("proj.bias"):
-            drawn[name] = (shape, 0.0, 0.0, "constant")
-        elif "self_attn." in name and name.split(".")[-2] in ("q_proj", "k_proj", "v_proj"):
-            drawn[name] = (shape, mean, std / math.sqrt(2), law)
+def xavier(
+    laws: Laws, gain: Callable[[str, int, str], float], kind: str = "uniform", parts: tuple[str, ...] = PARTS
+) -> Laws:
+    """Draw weights by Xavier with gain(stack, layer, part), and set feed-forward biases to 0, in the given parts."""
+    drawn = dict(laws)
+    for name, law in laws.items():
+        match = LINEAR.fullmatch(name)
+        if match and match[3] in parts:
+            stack, layer, part, tensor = match.groups()
+            if tensor == "weight":
+                std = gain(stack, int(layer), part) * math.sqrt(2 / sum(law.shape))
+                drawn[name] = law._replace(mean=0.0, std=std, kind=kind)
+            elif part == "fc":
+                drawn[name] = law._replace(mean=0.0, std=0.0, kind="constant")
     return drawn
 
 
-def with_norms(laws, modules, layers=True):
-    """Add a norm (weight 1, bias 0) to the given modules of every layer, or to the end of both stacks."""
-    norms = {}
-    for stack, count in (("encoder", N), ("decoder", M)):
-        places = [f"{stack}.layers.{i}.{module}" for i in range(count) for module in modules] if layers else []
-        for place in places or [f"{stack}.layer_norm"]:
-            if stack == "decoder" or ".encoder_attn" not in place:
-                norms[f"{place}.weight"] = (str(WIDTH), 1.0, 0.0, "constant")
-                norms[f"{place}.bias"] = (str(WIDTH), 0.0, 0.0, "constant")
-    return {**laws, **norms}
+def layers_of(laws: Laws, stack: str = "") -> list[str]:
+    """The names of all layers, or of one stack's."""
+    matches = (re.match(rf"({stack}.*layers\.\d+)\.", name) for name in laws)
+    return sorted({match[1] for match in matches if match})
 
 
-def fixup(laws):
+def without_norms(laws: Laws) -> Laws:
+    return {name: law for name, law in laws.items() if "layer_norm" not in name}
+
+
+def with_branch_scale(laws: Laws) -> Laws:
+    return {**laws, **{f"{layer}.branch_scale": ZERO for layer in layers_of(laws)}}
+
+
+def with_norms(laws: Laws, places: list[str]) -> Laws:
+    """Add norms with weight 1 and bias 0. They are as wide as the model."""
+    width = laws["encoder.layers.0.self_attn.out_proj.bias"].shape
+    norms = {f"{place}.weight": ONE._replace(shape=width) for place in places}
+    return {**laws, **norms, **{f"{place}.bias": ZERO._replace(shape=width) for place in places}}
+
+
+def branch_norms(laws: Laws, norm: str, ffn: str) -> Laws:
+    """Add a norm to every attention, and to one layer of every feed-forward."""
+    places = {re.sub(r"(_attn)\..*", r"\1", name) for name in laws if "_attn." in name}
+    return with_norms(laws, [f"{place}.{norm}" for place in [*places, *(f"{it}.{ffn}" for it in layers_of(laws))]])
+
+
+def deepnorm(laws: Laws) -> Laws:
+    """For N = 3, M = 2: encoder 0.87 · 162^(-1/16) = 0.6330, decoder 24^(-1/4) = 0.4518. One stack: (8L)^(-1/4)."""
+    n, m = (len(layers_of(laws, stack)) for stack in ("encoder", "decoder"))
+    both = {"encoder": 0.87 * (n * n * n * n * m) ** -0.0625, "decoder": (12 * m) ** -0.25} if n and m else {}
+    alone = (8 * (n + m)) ** -0.25
+    return xavier(laws, lambda stack, _, part: 1.0 if part in ("q", "k") else both.get(stack, alone), "normal")
+
+
+def t_fixup(laws: Laws, queries: float, code: bool) -> Laws:
+    """For N = 3, M = 2: encoder 0.67 · 3^(-1/4) = 0.5091, decoder 18^(-1/4) = 0.4855. Queries and keys have their own.
+
+    Embeddings are multiplied by the decoder's gain, or in the authors' code by (9N)^(-1/4) = 27^(-1/4) = 0.4387.
+    """
+    n, m = (len(layers_of(laws, stack)) for stack in ("encoder", "decoder"))
+    gains = {"encoder": 0.67 * n**-0.25 if n else 0.0, "decoder": (9 * m) ** -0.25}
+    scale = (9 * n) ** -0.25 if code else gains["decoder"]
+    drawn = without_norms(xavier(laws, lambda stack, _, part: queries if part in ("q", "k") else gains[stack]))
+    for name, law in drawn.items():
+        if name.endswith("embed_tokens.weight"):
+            drawn[name] = law._replace(mean=scale * law.mean, std=scale * law.std)
+    return drawn
+
+
+def b2t_code(laws: Laws) -> Laws:
+    """Every matrix of a layer times the root of its stack's layers: 3^(-1/2) and 2^(-1/2)."""
+    scaled = dict(laws)
+    for name, law in laws.items():
+        match = LINEAR.fullmatch(name)
+        if match and match[4] == "weight":
+            scaled[name] = law._replace(std=law.std * len(layers_of(laws, match[1])) ** -0.5)
+    return scaled
+
+
+def ds_init_code(laws: Laws) -> Laws:
+    """As in the authors' code: variance times 1/sqrt(l); self-attention's q, k, v as one C x 3C matrix; no biases."""
+    drawn = xavier(laws, lambda stack, layer, part: (layer + 1) ** -0.25)
+    for name, law in drawn.items():
+        if re.search(r"self_attn\.[qkv]_proj\.weight$", name):
+            drawn[name] = law._replace(std=law.std / math.sqrt(2))
+        elif re.search(r"_attn\.\w+_proj\.bias$", name):
+            drawn[name] = law._replace(mean=0.0, std=0.0, kind="constant")
+    return drawn
+
+
+def fixup(laws: Laws) -> Laws:
     """Scalars replace norms and bias vectors. An encoder layer counts 2 branches, a decoder layer 3."""
-    branches = 2 * N + 3 * M
-    laws = xavier(laws, "uniform", lambda stack, layer, kind: branches**-0.5 if kind == "fc" else branches ** (-1 / 6))
-    result = {}
-    for name, (shape, mean, std, law) in laws.items():
-        if ".layers." in name and name.endswith("weight") and "layer_norm" not in name:
-            if "out_proj" in name or "fc2" in name:
-                mean, std, law = 0.0, 0.0, "constant"
-            elif "fc1" not in name:
-                std /= math.sqrt(2)  # in the authors' code, queries, keys and values are one 3C x C matrix
-            result[name] = (shape, mean, std, law)
-        elif ".layers." not in name:
-            result[name] = (shape, mean, std, law)
-    zero, one = ("1", 0.0, 0.0, "constant"), ("1", 1.0, 0.0, "constant")
-    for stack, layers, attentions in (("encoder", N, ["self"]), ("decoder", M, ["self", "encoder"])):
-        for layer in (f"{stack}.layers.{i}" for i in range(layers)):
-            result.update({f"{layer}.{attention}_attn_layer_norm.bias": zero for attention in attentions})
-            result.update({f"{layer}.final_layer_norm.bias": zero, f"{layer}.fc1.output_bias": zero})
-            for last in [f"{attention}_attn" for attention in attentions] + ["fc2"]:
-                result.update({f"{layer}.{last}.input_bias": zero, f"{layer}.{last}.branch_multiplier": one})
-        result[f"{stack}.layer_norm.bias"] = zero
-    return {**result, "encoder.layer_norm.multiplier": one}
+    lasts = [name for name in laws if re.search(r"layers.*\.(out_proj|fc2)\.weight$", name)]
+    gains = {"fc": len(lasts) ** -0.5, "out": 0.0}
+    # In the authors' code, queries, keys and values are one 3C x C matrix.
+    queries = len(lasts) ** (-1 / 6) / math.sqrt(2)
+    result: Laws = {}
+    for name, law in without_norms(xavier(laws, lambda stack, layer, part: gains.get(part, queries))).items():
+        if ".layers." not in name or name.endswith("weight"):
+            result[name] = law._replace(std=0.0, kind="constant") if name in lasts else law
+    for name in lasts:
+        branch = name.removesuffix(".weight").removesuffix(".out_proj")
+        result |= {f"{branch}.input_bias": ZERO, f"{branch}.branch_multiplier": ONE}
+        result[f"{branch.replace('fc2', 'final')}_layer_norm.bias"] = ZERO
+    result |= {f"{layer}.fc1.output_bias": ZERO for layer in layers_of(laws)}
+    result |= {f"{stack}.layer_norm.bias": ZERO for stack in ("encoder", "decoder")}
+    return {**result, "encoder.layer_norm.multiplier": ONE}
 
 
-post, pre, hybrid = stock(False, False), stock(True, True), stock(False, True)
-assert "fairseq_admin" not in sys.modules
-plain_xavier = xavier(post, "uniform", lambda stack, layer, kind: 1.0)
-SCHEMES = {
-    "admin": only_fc(post, plain_xavier),
-    "post-ln": post,
-    "pre-ln": pre,
-    "post-ln-pre-ln": hybrid,
-    "deepnorm": xavier(post, "normal", deepnorm_gain),
-    "rezero": with_branch_scale(without_norms(post)),
-    "rezero-post-ln": with_branch_scale(post),
-    "t-fixup": t_fixup(post),
-    "t-fixup-code": t_fixup_code(post),
-    "fixup": fixup(post),
-    "b2t": post,
-    "b2t-code": b2t_code(post),
-    "looklinear": only_fc(post, plain_xavier),
-    "ds-init": xavier(post, "uniform", lambda stack, layer, kind: (layer + 1) ** -0.5),
-    "ds-init-code": ds_init_code(post),
-    "residual": with_norms(post, [], layers=False),
-    "peri-ln": with_norms(pre, [f"{last}.output_norm" for last in ("self_attn", "encoder_attn", "fc2")]),
-    "keel": with_norms(post, [f"{first}.input_norm" for first in ("self_attn", "encoder_attn", "fc1")]),
-}
-with open(Path(__file__).parent / "schemes.tsv", "w") as out:
-    print("scheme", "name", "shape", "mean", "std", "law", sep="\t", file=out)
-    for scheme, laws in SCHEMES.items():
-        for name, (shape, mean, std, law) in laws.items():
-            print(scheme, name, shape, f"{mean:.6g}", f"{std:.6g}", law, sep="\t", file=out)
+def expected(scheme: str, stock: dict[str, Laws], ffn: str | None = None) -> Laws:
+    """The law of every parameter.
+
+    Args:
+        scheme: its name.
+        stock: the laws of fairseq's own models, by the scheme that they compute.
+        ffn: --admin-ffn-init. None: the scheme's own.
+    """
+    post, pre = stock["post-ln"], stock["pre-ln"]
+    if ffn == "xavier" or (ffn is None and scheme in ("admin", "looklinear")):
+        post = xavier(post, lambda stack, layer, part: 1.0, parts=("fc",))
+    schemes: dict[str, Callable[[], Laws]] = {
+        "pre-ln": lambda: pre,
+        "post-ln-pre-ln": lambda: stock["post-ln-pre-ln"],
+        "deepnorm": lambda: deepnorm(post),
+        "rezero": lambda: with_branch_scale(without_norms(post)),
+        "rezero-post-ln": lambda: with_branch_scale(post),
+        "t-fixup": lambda: t_fixup(post, 1.0, code=False),
+        "t-fixup-code": lambda: t_fixup(post, 2**-0.5, code=True),
+        "fixup": lambda: fixup(post),
+        "b2t-code": lambda: b2t_code(post),
+        "ds-init": lambda: xavier(post, lambda stack, layer, part: (layer + 1) ** -0.5),
+        "ds-init-code": lambda: ds_init_code(post),
+        "residual": lambda: with_norms(post, ["encoder.layer_norm", "decoder.layer_norm"]),
+        "peri-ln": lambda: branch_norms(pre, "output_norm", "fc2"),
+        "keel": lambda: branch_norms(post, "input_norm", "fc1"),
+    }
+    return schemes.get(scheme, lambda: post)()

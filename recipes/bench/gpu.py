@@ -1,10 +1,10 @@
-"""One measurement of the trial, in a process of its own; it prints a line of JSON after `row: ` for each row.
+"""One measurement of `make gpu-trial`, in a process of its own. It prints a line of JSON after `row: ` for each row.
 
-    python -m recipes.gpu_trial.measure ceilings       # copies and products of matrices: the card's best
-    python -m recipes.gpu_trial.measure fast-bf16      # steps of fairseq's trainer: METHOD-PRECISION
-    python -m recipes.gpu_trial.measure bert-attached  # steps of Hugging Face's BERT-base in bf16
+    python -m recipes.bench.gpu ceilings       # copies and products of matrices: the card's best
+    python -m recipes.bench.gpu fast-bf16      # steps of fairseq's trainer: METHOD-PRECISION
+    python -m recipes.bench.gpu bert-attached  # steps of Hugging Face's BERT-base in bf16
 
-Without a GPU everything is tiny. All methods have the same batches, and nothing of ours is imported for stock.
+Without a GPU everything is tiny. All methods have the same batches, and stock runs import nothing of ours.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ import torch
 from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 
+from recipes.bench.common import interleaved, synchronize
 from recipes.bench.step import batches, trainer
-from recipes.bench.timing import interleaved, synchronize
-from recipes.gpu_trial.flops import training_flops, utilisation
 
 SMALL = not torch.cuda.is_available()
 DEVICE = "CPU" if SMALL else torch.cuda.get_device_name()
@@ -37,8 +36,10 @@ WORDS = 92 if SMALL else 31996
 LONGEST = range(12, 28 if SMALL else 108, 8)
 """The longest sentence of each batch."""
 TOKENS = [64] if SMALL else [4096, 8192, 16384]
-"""Of a batch, at most."""
+"""The largest number of tokens of a batch, for each size of batch."""
 LAYERS, WIDTH = ((1, 1), 16) if SMALL else ((18, 18), 512)
+PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "V100": 125e12}
+"""Products of dense 16-bit matrices a second, by NVIDIA's sheets of the SXM cards; by a part of the device's name."""
 
 
 @register_optimizer("fused_adamw", dataclass=FairseqAdamConfig)
@@ -50,6 +51,39 @@ class FusedAdamW(FairseqAdam):
         self._optimizer = torch.optim.AdamW(params, fused=True, **self.optimizer_config)
 
     supports_flat_params = True
+
+
+def training_flops(
+    sentences: int, source: int, target: int, *, layers: tuple[int, int], width: int, ffn: int, words: int
+) -> int:
+    """Floating-point operations of the matrix products in a forward and a backward of an encoder-decoder.
+
+    Padding counts, other operations do not. A backward has twice the products of its forward. Embeddings are tied.
+
+    Args:
+        sentences: B sentences of S source and T target positions each.
+        source: S.
+        target: T.
+        layers: of the encoder and of the decoder.
+        width: C channels.
+        ffn: F, of the feed-forward.
+        words: V.
+    """
+
+    def attention(queries: int, keys: int) -> int:
+        return 4 * sentences * queries * keys * width
+
+    rows, target_rows, feed_forward = sentences * source, sentences * target, 4 * width * ffn
+    encoder = rows * (8 * width**2 + feed_forward) + attention(source, source)
+    decoder = target_rows * (12 * width**2 + feed_forward) + rows * 4 * width**2
+    decoder += attention(target, target) + attention(target, source)
+    return 3 * (layers[0] * encoder + layers[1] * decoder + 2 * target_rows * width * words)
+
+
+def utilisation(flops: float, seconds: float, device: str) -> float | None:
+    """Model FLOPs utilisation: the share of the device's peak; None for a device whose peak is not known."""
+    peak = next((value for name, value in PEAKS.items() if name in device), None)
+    return None if peak is None else flops / seconds / peak
 
 
 def write(what: str, precision: str, times: Sequence[float], flops: float | None = None, **columns: Any) -> None:
@@ -68,8 +102,13 @@ def wall_times(action: Callable[[], object], rounds: int = 10) -> list[float]:
 
 
 def profiled(step: Callable[[], object], seconds: float) -> dict[str, Any]:
-    """Of one step: GiB at its peak above those before it, the kernels that computed attention, and on a GPU its own
-    time, its kernels and the share of `seconds`, the wall time, that it is idle."""
+    """Columns of one step: its peak memory minus the memory before it, in GiB, and the kernels that computed attention.
+
+    On a GPU, also the time in which its kernels ran, their number, and the share of time in which the GPU was idle.
+
+    Args:
+        seconds: the wall time of the step.
+    """
     before = torch.cuda.memory_allocated()
     if not SMALL:
         torch.cuda.reset_peak_memory_stats()
@@ -110,7 +149,10 @@ def flops_of(batch: dict[str, Any]) -> int:
 
 
 def steps(method: str, precision: str) -> None:
-    """Rows of one step on each of several shapes of batch, after three on each to warm up, and to record graphs."""
+    """Print a row for each size of batch: the time of one training step on each of several shapes.
+
+    Three steps on each shape come first. They warm up, and they record graphs.
+    """
     if "stock" in method:  # hydra would import our plugin
         sys.modules["hydra_plugins"] = SimpleNamespace(__name__="hydra_plugins", __path__=[])  # type: ignore[assignment]
     made = trainer(method, WORDS, LAYERS, WIDTH, "--cpu" if SMALL else f"--{precision}")
