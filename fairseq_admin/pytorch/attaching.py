@@ -314,8 +314,7 @@ def compare(root: nn.Module, stock: nn.Module, batch: Any, sites: list[Site]) ->
         if new.is_floating_point() and scaled.isdisjoint(norm.call.module for norm in graph.value(new).channels)
     ]
     if not pairs:
-        kind = type(graph.result).__name__
-        raise AdminError(f"found no tensor to compare in a {kind}. Fold without a batch, and compare the outputs.")
+        raise AdminError(f"found no tensor to compare in a {type(graph.result).__name__}. Fold without a batch.")
     allowed = max(TOLERANCE.get(dtype, torch.finfo(dtype).eps ** 0.5) for dtype in graph.types)  # autocast has several
     for old, new in pairs:
         moved = ~torch.isclose(old, new, rtol=0, atol=0, equal_nan=True)  # leaves out equal entries (a mask's -inf)
