@@ -194,7 +194,7 @@ class InPlace(Layer):
 
 
 REFUSED = {
-    "in place": (InPlace, r"layers\.0\.norm reads a sum written over its shortcut"),
+    "in place": (InPlace, r"layers\.0\.norm reads a sum that is written over its shortcut"),
     "positions": (
         kind(lambda self, x: self.fc1(x + self.p), p=lambda: nn.Parameter(torch.zeros(8))),
         r"by add in layers\.\d \(\w+\.py:\d+\)",

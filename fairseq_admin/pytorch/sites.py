@@ -29,7 +29,10 @@ FACTORS = frozenset(["add with alpha", "sub", "__sub__"])
 GOES_ON = "reads a sum that goes on, as in Pre-LN"
 UNRELATED = "reads a sum of which no term depends on the other"
 FACTORED = "reads a sum with a factor at the shortcut, as DeepNorm's"
-NO_SOURCE = "reads a sum written over its shortcut (x += f(x)), or whose shortcut no module is given (add nn.Identity)"
+NO_SOURCE = (
+    "reads a sum that is written over its shortcut (x += f(x); write x = x + f(x)), or whose shortcut no module is "
+    "given or returns (pass it through an nn.Identity)"
+)
 KEEP = '; unfoldable="keep" trains it with an omega that could not be folded away'
 SKIP = 'Give unfoldable="skip" to leave such norms out, or name those that are to have one: sites=[...].'
 
