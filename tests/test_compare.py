@@ -87,19 +87,18 @@ def test_a_row_names_the_commit_of_the_page_that_it_was_run_under(tmp_path):
 def result(**values):
     row = {"scheme": "admin", "layers": "6", "lr": "1e-4", "seed": "1", "verdict": "learned", "update": None}
     row |= {"bits": 2.0, "entropy": 6.0, "bleu": 50.0, "signature": "s", "params": 1, "seconds": 2}
-    row |= {"valid": {20: values.get("bits", 2.0)}, "hardware": "h", "commit": "c", **values}
-    return row | ({"valid": {}} if row["bits"] is None else {})
+    return row | {"valid": {20: values.get("bits", 2.0)}, "hardware": "h", "commit": "c", **values}
 
 
 def seeds(scheme, rate, bits, **values):
-    kind = {number: "learned" if number < 4.8 else "plateau" for number in bits}
+    row = {"scheme": scheme, "lr": rate, **values}
     return [
-        result(scheme=scheme, lr=rate, seed=str(seed), bits=number, verdict=kind[number], **values)
+        result(**row, seed=str(seed), bits=number, verdict="learned" if number < 4.8 else "plateau")
         for seed, number in enumerate(bits, 1)
     ]
 
 
-DIVERGED = {"verdict": "diverged", "update": 130, "bits": None, "bleu": None, "signature": None}
+DIVERGED = {"verdict": "diverged", "update": 130, "bits": None, "bleu": None, "signature": None, "valid": {}}
 
 
 def test_rows_are_kept_as_they_are(tmp_path):

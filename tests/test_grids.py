@@ -12,18 +12,17 @@ import sys
 import time
 from pathlib import Path
 
-import conftest
 import pytest
+from conftest import ROOT, front
+from test_compare import result
 
 from recipes.compare.rows import write_runs
 from recipes.grid.front import of
-from recipes.grid.grids import Axes
 from recipes.grid.runs import improved
 from recipes.recipe import collect, files, read
 from recipes.steps.common import write_lines
 from recipes.steps.guard import locked
 
-ROOT = Path(__file__).parents[1]
 TINY = "PAIRS=300 VALID_PAIRS=50 TEST_PAIRS=20 WORDS=20 WIDTH=16 FFN=16 UPDATES=20 SAVE_EVERY=10 LOG_EVERY=5".split()
 WARMUP = "WARMUP=5"
 
@@ -42,28 +41,14 @@ def command(target: str, folder: Path, place: int = 0, **given: str) -> dict[str
     return {name: value for name, value in zip(words, [*words[1:], ""]) if name.startswith("--")}
 
 
-def test_rates_are_tried_on_the_first_seed(tmp_path):
-    """With SEARCH=first, rates are tried on the first seed. The other seeds' runs depend on its results."""
-    given = ["SCHEMES=admin", "RATES=1e-4 1e-3", "SEEDS=1 2"]
-    tried, then = ["admin-18l-lr1e-4-s1", "admin-18l-lr1e-3-s1"], "then the best of those, as the results will show"
-    all_seeds = [*tried, "admin-18l-lr1e-4-s2", "admin-18l-lr1e-3-s2"]
-    assert planned("compare", tmp_path, *given) == [f"compare/{name}" for name in all_seeds]
-    assert planned("compare", tmp_path, *given, "SEARCH=first") == [*(f"compare/{name}" for name in tried), then]
-
-
-def result(axes: Axes, bits: float) -> dict:
-    """A row such as a run that learned has."""
-    kept = {"update": None, "entropy": 6.0, "bleu": 1.0, "signature": "s", "params": 1, "seconds": 2}
-    curve = {"valid": {10: bits}, "hardware": "h", "commit": "c"}
-    return {**axes, "verdict": "learned", "bits": bits, **kept, **curve}
-
-
 def test_the_other_seeds_run_at_the_best_rate(tmp_path):
+    """With SEARCH=first, rates are tried on the first seed. The other seeds' runs depend on its results."""
     grid = of(read("compare", {"SEARCH": "first", "SCHEMES": "admin", "RUNS": str(tmp_path)}))
     tried = next(grid.stages())
     assert [axes["seed"] for axes in tried] == ["1"] * 4
+    assert len(grid.plan("all")) == 5 and grid.plan("all")[4] == "then the best of those, as the results will show"
     for axes, bits in zip(tried, (3.0, 1.0, 2.0, 4.0)):
-        write_runs(grid.result(axes), [result(axes, bits)])
+        write_runs(grid.result(axes), [result(**axes, bits=bits)])
     *_, last = grid.stages()
     assert [grid.name(axes) for axes in last] == ["admin-18l-lr3e-4-s2", "admin-18l-lr3e-4-s3"]
 
@@ -78,7 +63,6 @@ def test_the_other_seeds_run_at_the_best_rate(tmp_path):
         ("sensitivity", "PRESET=gpu", "sensitivity-gpu/post-ln-lr1e-4-b0.99-s1", 45),
         ("warmup", "", "warmup/post-ln-adam-w0-lr5e-4-s1", 54),
         ("warmup", "PRESET=quick", "warmup-quick/post-ln-adam-w0-lr1e-3-s1", 12),
-        ("deeper", "ENCODER_LR_FACTOR=0 DROPOUT=0.1", "deeper-factor0-dropout0.1/encoder", 78),
     ],
 )  # fmt: skip
 def test_where_the_runs_of_a_grid_are(target, given, first, count, tmp_path):
@@ -167,20 +151,20 @@ def test_a_grid_of_two_runs(tmp_path):
         while not list(learns.glob("checkpoints/checkpoint_*_*0.pt")):
             assert running.poll() is None and time.monotonic() < until, log.read_text()[-3000:]
             time.sleep(0.2)
-        second = conftest.front("compare", *grid, "UPDATES=100000")
+        second = front("compare", *grid, "UPDATES=100000")
         assert second.returncode == 2 and f"{out}: process " in second.stderr and "is at work there" in second.stderr
     finally:
         os.killpg(running.pid, signal.SIGKILL)
         running.wait()
     assert (diverges / "result.csv").exists() and not (learns / "result.csv").exists()
-    done = conftest.front("compare", *grid)
+    done = front("compare", *grid)
     assert done.returncode == 2 and done.stderr.startswith(f"{diverges} was made with other settings (")
     assert "updates 100000 -> 20" in done.stderr and done.stderr.count("\n") == 1
     shutil.rmtree(diverges)
     (learns / "settings.json").unlink()
     kept = max(int(path.stem.rpartition("_")[2]) for path in learns.glob("checkpoints/checkpoint_*_*0.pt"))
     grid += [f"UPDATES={kept + 20}", f"LEG={kept + 20}", "JOBS=2"]
-    done = conftest.front("compare", *grid)
+    done = front("compare", *grid)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert f"Loaded checkpoint {learns}/checkpoints/" in (learns / "train.log").read_text()
     diverged, whole = csv.DictReader((out / "runs.csv").open())
@@ -191,7 +175,7 @@ def test_a_grid_of_two_runs(tmp_path):
     assert not list(out.rglob("*.part")) and not list(out.rglob("*.pt"))
     stamp = (learns / "result.csv").stat().st_mtime_ns
     for rates in ("1e38 1e-3", "1e-3"):  # the grid's first run compares the settings; it has diverged or has a score
-        done = conftest.front("compare", *grid, f"RATES={rates}")
+        done = front("compare", *grid, f"RATES={rates}")
         assert done.returncode == 0 and "runs done" not in done.stdout, done.stderr
     assert (learns / "result.csv").stat().st_mtime_ns == stamp
 
@@ -211,9 +195,7 @@ def test_a_run_is_made_by_one_process_at_a_time(tmp_path):
 
 @pytest.mark.nightly
 def test_sensitivity_small(tmp_path):
-    done = conftest.front(
-        "sensitivity", f"RUNS={tmp_path}", *TINY, "SCHEMES=post-ln", "LRS=1e-3", "BETA2S=0.99", "LAYERS=1"
-    )
+    done = front("sensitivity", f"RUNS={tmp_path}", *TINY, "SCHEMES=post-ln", "LRS=1e-3", "BETA2S=0.99", "LAYERS=1")
     assert done.returncode == 0 and (tmp_path / "sensitivity/rates.png").exists(), done.stdout[-3000:] + done.stderr
 
 
@@ -230,7 +212,7 @@ def test_compare_on_real_text_small(tmp_path):
     (tmp_path / "sums").write_text("\n".join(sums) + "\n")
     given = ["PRESET=multi30k", f"DATA={served}", f"SUMS={tmp_path}/sums", "MERGES=50", "MAX_TOKENS=200"]
     grid = ["SCHEMES=admin", "DEPTHS=1", "RATES=1e-30 1e-2", "SEEDS=1 2"]
-    done = conftest.front("compare", f"RUNS={tmp_path}", *TINY, WARMUP, *given, *grid)
+    done = front("compare", f"RUNS={tmp_path}", *TINY, WARMUP, *given, *grid)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     out = tmp_path / "compare-tokens200-multi30k"
     rows = list(csv.DictReader((out / "runs.csv").open()))
@@ -242,7 +224,7 @@ def test_compare_on_real_text_small(tmp_path):
 def test_a_crash_is_an_error_and_leaves_no_result(tmp_path):
     """A crash, for example by a wrong option, is reported in one line. Once corrected, the run is made again."""
     words = [f"RUNS={tmp_path}", "SCHEMES=admin", "DEPTHS=1", "RATES=1e-3", "SEEDS=1", *TINY, "TRAIN_ARGS=--typo"]
-    done = conftest.front("compare", *words)
+    done = front("compare", *words)
     run = tmp_path / "compare/admin-1l-lr1e-3-s1"
     assert done.returncode == 2 and f"1 of 1 runs failed; their output: {run}/job.log." in done.stderr
     assert "train ended with status 2: " in (run / "job.log").read_text() and "--typo" in done.stdout
