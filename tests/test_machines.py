@@ -22,7 +22,6 @@ from recipes.steps.progress import progress
 from recipes.translation import Translation
 
 SMALL = ["PAIRS=1500", "LAYERS=1", "UPDATES=6", "SAVE_EVERY=3", "LOG_EVERY=1", "AVERAGE=2"]
-OWN_AND_PAPER = [("iwslt14", {}), ("multi30k", {"PRESET": "gpu"})]
 BY = {16: 8192, 32: 16384, 80: 32768}
 
 
@@ -81,12 +80,9 @@ def test_gpus_are_asked_of_nvidia_smi(nvidia_smi, monkeypatch):
     assert planned("WHERE=slurm").gpus == 1
     monkeypatch.setenv(SCRIPT, "train.sh")
     assert planned("WHERE=slurm").gpus == 2, "inside a job"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    found = planned()
-    assert (found.gpus, found.max_tokens, found.update_freq) == (1, 16384, 2)
 
 
-@pytest.mark.parametrize("count", [1, 3, 4, 6, 8])
+@pytest.mark.parametrize("count", [3, 4, 8])
 def test_iwslt14_trains_on_the_papers_one_gpu(nvidia_smi, count):
     """IWSLT'14 trains on one GPU, as in the paper, unless GPUS= is given. A WMT recipe uses all GPUs."""
     nvidia_smi(*[(81920, "A")] * count)
@@ -99,8 +95,8 @@ def test_iwslt14_trains_on_the_papers_one_gpu(nvidia_smi, count):
 
 
 def test_where_gpus_are_missing_the_presets_for_a_cpu_are_named():
-    iwslt14, own = (read(name, {"GPUS": "2", **given}) for name, given in OWN_AND_PAPER)
-    for recipe, preset in ((iwslt14, "small"), (own, "cpu")):
+    for target, given, preset in (("iwslt14", {}, "small"), ("multi30k", {"PRESET": "gpu"}, "cpu")):
+        recipe = read(target, {"GPUS": "2", **given})
         plan = machines.plan(recipe.settings)
         assert re.fullmatch(
             r"torch \S+ runs on 0 GPUs here \(.+; CUDA_VISIBLE_DEVICES=\), and the run needs 2. Give GPUS=, or take "
@@ -230,18 +226,15 @@ def test_a_nodes_first_rank_is_its_number_times_its_gpus(monkeypatch):
     """
     alone = r"--distributed-world-size 2 --distributed-init-method tcp://localhost:\d{4,5} --distributed-rank 0 "
     assert re.search(alone, " ".join(command("wmt14-ende-18l", "GPUS=2")))
-    given = ["NODES=3", "GPUS=4", "MASTER=h:1", "TOKENS=", "MAX_TOKENS=512"]
-    assert "--distributed-world-size 12 --distributed-init-method tcp://h:1 --distributed-rank 8" in " ".join(
+    given = ["NODES=3", "GPUS=4", "MASTER=[fd00::1]:1", "TOKENS=", "MAX_TOKENS=512"]
+    assert "--distributed-world-size 12 --distributed-init-method tcp://[fd00::1]:1 --distributed-rank 8" in " ".join(
         command("wmt14-ende-18l", *given, "NODE_RANK=2")
     )
     monkeypatch.setenv("SLURM_NODEID", "1")
     assert "--distributed-rank 4 " in " ".join(command("wmt14-ende-18l", *given))
 
 
-def test_the_first_node_does_all_and_the_others_only_train():
-    words = command("demo", "NODES=2", "MASTER=[fd00::1]:1")
-    meeting = "--distributed-world-size 2 --distributed-init-method tcp://[fd00::1]:1 --distributed-rank 0"
-    assert meeting in " ".join(words)
+def test_other_nodes_only_train():
     done = front("demo", "-n", "NODES=2", "MASTER=h:1", "NODE_RANK=1")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert "NODE_RANK=1 of several only trains; run the target that ends in -train there." in done.stderr
