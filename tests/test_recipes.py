@@ -22,17 +22,16 @@ from recipes.translation import Translation
 PLAIN = Text("de", "en")
 
 
-FAULTS = {
-    "a path that is none": ("open('setup.py/x')", 2, "setup.py/x: Not a directory. Check the path and its permissions"),
-    "a full disk": ("with open('/dev/full', 'w') as out: out.write('x')", 2, "No space left on device. Check the path"),
-    "a reader that has read enough": ("print('x', flush=True)", 141, ""),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_the_machine_is_one_line(fault):
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
+    [
+        ("open('setup.py/x')", 2, "setup.py/x: Not a directory. Check the path and its permissions"),
+        ("with open('/dev/full', 'w') as out: out.write('x')", 2, "No space left on device. Check the path"),
+        ("print('x', flush=True)", 141, ""),
+    ],
+)
+def test_a_fault_of_the_machine_is_one_line(code, status, said):
     """A machine fault is reported in one line. If stdout's reader has gone, as with `head -1`, there is no line."""
-    code, status, said = FAULTS[fault]
     reader, writer = os.pipe()
     os.close(reader)
     source = f"from recipes.steps.common import run\ndef main():\n    {code}\nrun(main)"
@@ -78,17 +77,7 @@ def log_line(tag: str, updates: int, bits: float) -> str:
 
 
 PARAMS = f"{HEAD} fairseq_cli.train | num. shared model params: 1,234 (num. trained: 1,234)"
-LOG = [
-    PARAMS,
-    log_line("train_inner", 10, 8.0),
-    log_line("train_inner", 20, 7.0),
-    log_line("valid", 20, 6.5),
-    # The run was killed in mid-line and resumed from update 10: the new log continues on that line.
-    log_line("train_inner", 30, 6.0)[:-20] + log_line("valid", 10, 8.0),
-    PARAMS,
-    log_line("train_inner", 20, 7.5),
-    log_line("valid", 20, 6.25),
-]
+LOG = [PARAMS, log_line("train_inner", 10, 8.0), log_line("valid", 20, 6.25)]
 
 
 def test_a_log_without_training_is_refused(tmp_path):
@@ -158,10 +147,9 @@ REFERENCES = ["The concert starts at seven o'clock.", "Anna was born in Italy.",
 
 def make_run(folder: Path, translations: list[str] = REFERENCES, bits: float = 6.0) -> Path:
     """A run's folder before scoring, with the raw test set two levels up."""
-    write_lines(folder.parent / "raw/test.de", ["eins", "zwei", "drei"])
-    write_lines(folder.parent / "raw/test.en", REFERENCES)
-    write_lines(folder.parent / "bpe/test.de", ["eins", "zwei", "drei"])
-    write_lines(folder.parent / "bpe/test.en", REFERENCES)
+    for text in ("raw", "bpe"):
+        write_lines(folder.parent / text / "test.de", ["eins", "zwei", "drei"])
+        write_lines(folder.parent / text / "test.en", REFERENCES)
     write_lines(folder / "train.log", [*LOG, log_line("valid", 30, bits)])
     write_lines(folder.parent / "tok/test.en", [PLAIN.tokenise(line, "en") for line in REFERENCES])
     tokens = [PLAIN.tokenise(line, "en") for line in translations]
@@ -170,9 +158,8 @@ def make_run(folder: Path, translations: list[str] = REFERENCES, bits: float = 6
     return folder
 
 
-def run_score(folder: Path, method: str = "admin", seed: int = 1, rule: str = "") -> None:
+def run_score(folder: Path, method: str = "admin", seed: int = 1, rule: str = "reference") -> None:
     prefixes = (folder.parent / name / "test" for name in ("raw", "tok", "bpe"))
-    rule = rule or ("reference" if method == "admin" else "")
     key = {"recipe": "demo", "method": method, "rule": rule, "preset": "cpu", "seed": str(seed)}
     scores = score.translations(folder, PLAIN, *prefixes, True)
     results.record(folder, folder.parent / "results.csv", key, {"tokens": 2048, **scores})
@@ -224,7 +211,6 @@ def test_rules_of_omega_are_set_side_by_side(tmp_path):
     assert results.with_rule({**before, "method": "pre-ln"})["rule"] == ""
     assert [row["rule"] for row in results.read(tmp_path / "results.csv")] == ["reference", "constant"]
     assert run_summary(run, paper).splitlines()[2].split() == ["Admin,", "constant", "Admin"]
-    assert {row["rule"] for row in results.read(ROOT / "docs/rows/results.csv")} == {"reference", "constant", ""}
 
 
 def test_sentences_end_at_the_edge_of_the_terminal():
@@ -242,7 +228,7 @@ def test_summary_of_one_run_and_then_of_two(tmp_path):
     assert about["samples"][0]["hypothesis"] == REFERENCES[0] and about["command"] == "make demo METHOD=admin SEED=1"
 
     post_ln = make_run(tmp_path / "post-ln-cpu-s1", ["at at at"] * 3, bits=5.5)
-    run_score(post_ln, "post-ln")
+    run_score(post_ln, "post-ln", rule="")
     both = run_summary(post_ln, admin)
     (head, scores, *_) = (line.split() for line in both.splitlines()[2:])
     assert head == ["Admin", "Post-LN"]
