@@ -12,7 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, front, make_environment
+from conftest import front
+from test_guard import python
 
 from recipes import slurm
 from recipes.processes import INTERRUPTED, SCRIPT, Job, Needs, run_jobs
@@ -25,10 +26,6 @@ from recipes.translation import Translation
 def job(folder: Path, name: str, program: str) -> Job:
     """A job that runs a Python program. WHO is the job's name."""
     return Job(name, [sys.executable, "-c", f"import os; WHO = '{name}'\n{program}"], folder / name)
-
-
-def statuses(over) -> dict[str, int]:
-    return {one.name: status for one, status in over}
 
 
 def wait_for(happened, seconds: float = 180) -> None:
@@ -45,12 +42,10 @@ def test_jobs_here_run_side_by_side_each_on_its_device(tmp_path):
         f"os.open('{tmp_path}/' + device, os.O_CREAT | os.O_EXCL); time.sleep(0.3); os.remove('{tmp_path}/' + device);"
         "sys.exit(3 if WHO == 'c' else 0)"
     )
-    begin = time.monotonic()
-    over = list(run_jobs([job(tmp_path, name, program) for name in "abcd"], 2, ["5", "7"]))
-    assert statuses(over) == {"a": 0, "b": 0, "c": 3, "d": 0}
-    assert time.monotonic() - begin > 0.6, "two at a time"
-    said = {one.name: one.last_line() for one, _ in over}
-    assert {said[name] for name in "ab"} == {"on 5 a", "on 7 b"} and said["d"] in ("on 5 d", "on 7 d")
+    over = run_jobs([job(tmp_path, name, program) for name in "abcd"], 2, ["5", "7"])
+    ended = {one.name: (status, one.last_line()) for one, status in over}
+    assert {name: status for name, (status, _) in ended.items()} == {"a": 0, "b": 0, "c": 3, "d": 0}
+    assert {ended["a"][1], ended["b"][1]} == {"on 5 a", "on 7 b"}
 
 
 GRID = """
@@ -66,9 +61,7 @@ sys.exit(supervise(lambda: run(lambda: list(run_jobs(runs, 2, [])))))
 
 
 def test_an_interrupted_grid_lets_its_runs_save_and_begins_no_other(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-c", GRID, tmp_path], cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True
-    )
+    process = python(GRID, tmp_path)
     try:
         wait_for(lambda: len(list(tmp_path.glob("*/began"))) == 2, 60)
         process.send_signal(signal.SIGINT)
@@ -249,17 +242,6 @@ def cluster(tmp_path):
     subprocess.run(["scancel", *left]) if left else None
 
 
-def shell_that_exits(*words: str) -> str:
-    """Submit from a shell in its own session. Returns its output."""
-    command = [sys.executable, "-m", "recipes", *words]
-    done = subprocess.run(
-        ["setsid", "bash", "-c", '"$@"', "-", *command], cwd=ROOT, env=make_environment(), capture_output=True,
-        text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def last_of(folder: Path) -> str:
     logs = sorted(folder.rglob("*.log"), key=lambda path: path.stat().st_mtime)
     return "\n".join(path.read_text(errors="replace")[-1500:] for path in logs[-2:])
@@ -274,7 +256,7 @@ def test_a_recipe_trains_over_two_nodes_and_is_preempted(tmp_path, cluster):
     """
     words = ["demo", "PAIRS=1500", "LAYERS=1", "UPDATES=60", "SAVE_EVERY=20", "LOG_EVERY=1", "AVERAGE=2", "ANALYSES="]
     words += ["INIT=reference"]  # profiled once
-    assert shell_that_exits(*words, "NODES=2", *cluster).count("job ") == 3
+    assert front(*words, "NODES=2", *cluster).stdout.count("job ") == 3
     run = tmp_path / "runs/demo/admin-cpu-s1"
     script = run / "slurm/demo-train.sh"
     log = run / "train.log"
@@ -288,16 +270,14 @@ def test_a_recipe_trains_over_two_nodes_and_is_preempted(tmp_path, cluster):
     assert "'distributed_world_size': 2" in text and (run / "train-node1.log").exists()
     assert not list(run.glob("checkpoints/checkpoint_stopped_*"))
     assert [row["updates"] for row in read_results(tmp_path / "runs/results.csv")] == ["60"]
-    again = front(*words, "NODES=2", *cluster)
-    assert again.returncode == 0 and "job " not in again.stdout, "all is done"
 
 
 @pytest.mark.slurm
 @pytest.mark.nightly
 def test_a_grid_goes_on_by_itself(tmp_path, cluster):
-    """A grid of four runs, in at most two stages and two at a time, continues after its shell exits."""
+    """A grid of four runs, two at a time, continues after the command that submitted it has ended."""
     words = ["sensitivity", "SCHEMES=admin post-ln", "LRS=0.001 0.002", "BETA2S=0.98", "UPDATES=20", "SAVE_EVERY=10"]
-    assert shell_that_exits(*words, "JOBS=2", "PAIRS=1500", "LAYERS=1", *cluster).count("job ") == 1
+    assert front(*words, "JOBS=2", "PAIRS=1500", "LAYERS=1", *cluster).stdout.count("job ") == 1
     wait_for(lambda: not any(tmp_path in path.parents for path in slurm.queued()), 900)
     assert len(list((tmp_path / "runs").rglob("result.csv"))) == 4, last_of(tmp_path)
     assert list((tmp_path / "runs").rglob("*.png")), last_of(tmp_path)
