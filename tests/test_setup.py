@@ -188,12 +188,8 @@ def test_all_but_torch_is_locked(monkeypatch) -> None:
     runpy.run_path(str(ROOT / "setup.py"))
     wanted = [Requirement(text) for text in package["install_requires"] + package["extras_require"]["dev"]]
     assert {canonicalize_name(one.name) for one in wanted} - names == {"torch"}
-    assert all(f"{name}==" in "\n".join(pinned) for name in BUILD)
-    base, fairseq = (
-        {Requirement(text).name for text in texts}
-        for texts in (package["install_requires"], package["extras_require"]["fairseq"])
-    )
-    assert base == {"torch", "tqdm"} and fairseq == {"fairseq-fixed", "sacrebleu", "fastBPE"}
+    assert names >= {*BUILD}
+    assert {Requirement(text).name for text in package["install_requires"]} == {"torch", "tqdm"}
 
 
 # -- what the Makefile refuses ---------------------------------------------------------------------------------------
