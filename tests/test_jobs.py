@@ -270,6 +270,7 @@ def test_a_recipe_trains_over_two_nodes_and_is_preempted(tmp_path, cluster):
     assert "'distributed_world_size': 2" in text and (run / "train-node1.log").exists()
     assert not list(run.glob("checkpoints/checkpoint_stopped_*"))
     assert [row["updates"] for row in read_results(tmp_path / "runs/results.csv")] == ["60"]
+    assert "job " not in front(*words, "NODES=2", *cluster).stdout, "all is done"
 
 
 @pytest.mark.slurm

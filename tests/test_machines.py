@@ -82,7 +82,7 @@ def test_gpus_are_asked_of_nvidia_smi(nvidia_smi, monkeypatch):
     assert planned("WHERE=slurm").gpus == 2, "inside a job"
 
 
-@pytest.mark.parametrize("count", [3, 4, 8])
+@pytest.mark.parametrize("count", [1, 3, 4, 8])
 def test_iwslt14_trains_on_the_papers_one_gpu(nvidia_smi, count):
     """IWSLT'14 trains on one GPU, as in the paper, unless GPUS= is given. A WMT recipe uses all GPUs."""
     nvidia_smi(*[(81920, "A")] * count)
