@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import re
 import tarfile
 from pathlib import Path
@@ -97,24 +98,10 @@ def talks(pairs: list[Pair], language: str) -> bytes:
     return text(lines)
 
 
-def iwslt_set(pairs: list[Pair], name: str, language: str) -> bytes:
-    lines = ['<?xml version="1.0" encoding="UTF-8"?>', "<mteval>"]
-    lines += [f'<srcset setid="iwslt2014-{name}" srclang="{language}">', '<doc docid="69" genre="lectures">']
-    lines += ["<url>http://www.ted.com/talks/x.html</url>", "<talkid>69</talkid>", "<title>A title</title>"]
-    lines += [f'<seg id="{n}"> {line} </seg>' for n, line in enumerate(side(pairs, language), start=1)]
-    return text([*lines, "</doc>", "</srcset>", "</mteval>"])
-
-
-def wmt_set(pairs: list[Pair], kind: str, languages: Pair, language: str) -> bytes:
-    """Text in WMT's sgm format. kind is src or ref; languages are the set's, source first."""
-    target = f' trglang="{languages[1]}"' if kind == "ref" else ""
-    lines = [f'<{kind}set setid="newstest2014" srclang="any"{target}>']
-    for number, start in enumerate(range(0, len(pairs), 5)):
-        lines += [f'<doc sysid="{kind}" docid="doc.{number}" genre="news" origlang="en">', "<p>"]
-        some = side(pairs[start : start + 5], language)
-        lines += [f'<seg id="{n}">{line}</seg>' for n, line in enumerate(some, start=1)]
-        lines += ["</p>", "</doc>"]
-    return text([*lines, f"</{kind}set>"])
+def segments(pairs: list[Pair], language: str, space: str = "") -> bytes:
+    """A set between lines of markup, as in IWSLT's xml files, with spaces in the segments, and in WMT's sgm files."""
+    lines = [f'<seg id="{n}">{space}{line}{space}</seg>' for n, line in enumerate(side(pairs, language), start=1)]
+    return text(['<doc docid="69">', "<url>http://www.ted.com/talks/x.html</url>", *lines, "</doc>"])
 
 
 def contents(pairs: int = 600) -> dict[str, Members]:
@@ -136,14 +123,11 @@ def contents(pairs: int = 600) -> dict[str, Members]:
     for language in ("de", "en"):
         iwslt[f"de-en/train.tags.de-en.{language}"] = talks(with_oddities(train), language)
         for name, some in zip(IWSLT_SETS, held):
-            iwslt[f"de-en/IWSLT14.{name}.de-en.{language}.xml"] = iwslt_set(some, name, language)
+            iwslt[f"de-en/IWSLT14.{name}.de-en.{language}.xml"] = segments(some, language, " ")
     test: Members = {}
-    for name, some, (source, target) in (("deen", held[-2], ("de", "en")), ("fren", held[-1], ("fr", "en"))):
-        for kind, pair in (("src", (source, target)), ("ref", (target, source))):
-            # Each language occurs as the source and as the reference.
-            for language, other in (pair, pair[::-1]):
-                member = f"test-full/newstest2014-{name}-{kind}.{language}.sgm"
-                test[member] = wmt_set(some, kind, (other, language), language)
+    for name, some, source in (("deen", held[-2], "de"), ("fren", held[-1], "fr")):
+        for kind, language in itertools.product(("src", "ref"), (source, "en")):
+            test[f"test-full/newstest2014-{name}-{kind}.{language}.sgm"] = segments(some, language)
 
     def both(name: str, number: int) -> Members:
         return {
@@ -169,10 +153,6 @@ def write_tar(path: Path, members: Members) -> Path:
     """Write an archive, compressed if its name ends in gz. The same members give the same bytes."""
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for folder in sorted({name.rpartition("/")[0] for name in members} - {""}):
-            entry = tarfile.TarInfo(folder)
-            entry.type = tarfile.DIRTYPE
-            tar.addfile(entry)
         for name, data in members.items():
             entry = tarfile.TarInfo(name)
             entry.size = len(data)

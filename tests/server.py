@@ -14,6 +14,8 @@ import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
+BLOCK = 1 << 13
+
 
 class Fault(NamedTuple):
     """A fault of one request: an error status, or a connection that closes (cut) or hangs after that many bytes."""
@@ -31,13 +33,13 @@ class Server:
         ranges: honour the Range header.
         length: send Content-Length. If not, the body ends when the connection closes.
         encoding: Content-Encoding header to send. The body is not encoded.
-        block, pause: bytes per write, and seconds between writes.
+        pause: seconds between writes of 8 KiB.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.ranges = self.length = True
-        self.encoding, self.block, self.pause = "", 1 << 16, 0.0
+        self.encoding, self.pause = "", 0.0
         self.faults: list[Fault] = []
         self.asked: list[str] = []
         self.over = threading.Event()
@@ -73,8 +75,6 @@ class Server:
         if fault.status or not (path.is_file() or fault.page):
             return handler.send_error(fault.status or 404)
         data = fault.page or path.read_bytes()
-        if start and start >= len(data):
-            return handler.send_error(416)
         handler.send_response(206 if start else 200)
         if self.length:
             handler.send_header("Content-Length", str(len(data) - start))
@@ -83,8 +83,8 @@ class Server:
         handler.end_headers()
         data = data[start:]
         stop = next((n for n in (fault.cut, fault.hang) if n >= 0), len(data))
-        for at in range(0, min(stop, len(data)), self.block):
-            handler.wfile.write(data[at : min(at + self.block, stop)])
+        for at in range(0, min(stop, len(data)), BLOCK):
+            handler.wfile.write(data[at : min(at + BLOCK, stop)])
             self.over.wait(self.pause)
         if fault.hang >= 0:
             self.over.wait()

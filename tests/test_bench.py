@@ -16,7 +16,7 @@ from reference import batch, build
 from torch.utils.flop_counter import FlopCounterMode
 
 from fairseq_admin.fast.plain import Fast
-from recipes.bench import attached, speed, step, trial
+from recipes.bench import attached, speed, trial
 from recipes.bench.counting import counts
 from recipes.bench.gpu import training_flops, utilisation
 
@@ -83,7 +83,6 @@ def test_flops_are_those_of_the_products() -> None:
 def test_the_trial_begins_with_what_shows_most() -> None:
     names = trial.names_for(("fp16", "bf16"))
     assert names[:4] == ["ceilings", "graph-fp16", "fast-fp16", "stock-adamw-fp16"]
-    assert all(name.rpartition("-")[0] in ("", "bert", *step.METHODS) for name in names)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ SMALL = {"UPDATES": 12, "SAVE_EVERY": 3, "LAYERS": 2, "WIDTH": 16, "FFN": 16, "H
 
 @pytest.mark.nightly
 def test_the_whole_chain(tmp_path: Path, library: Path) -> None:
-    """Are a folded and an unfolded method evaluated and compared, without repeating any work?"""
+    """Are a folded and an unfolded method evaluated and compared, and is a longer training resumed?"""
     for number in range(80):
         wordy = [f"'It does the thing number {number} times {n}, and says so in many words.'" for n in range(10)]
         text = "".join(f"def function{n}():\n    {words}\n\n\n" for n, words in enumerate(wordy))
@@ -90,12 +90,8 @@ def test_the_whole_chain(tmp_path: Path, library: Path) -> None:
     )
     assert head == ["Admin,", "constant", "Pre-LN"] and perplexities[0] == "perplexity" and len(perplexities) == 3
     assert (tmp_path / "results.csv").read_text().count("lm-demo,") == 2
-    again = make(tmp_path, METHOD="pre-ln", **small)
-    assert again.returncode == 0 and "#" not in again.stdout
     more = make(tmp_path, "-train", METHOD="pre-ln", **{**small, "UPDATES": 15})
     assert more.returncode == 0 and "update     15/15" in more.stdout and "update     12/15" not in more.stdout
-    other = make(tmp_path, METHOD="pre-ln", **{**small, "LR": 0.1})
-    assert other.returncode != 0 and "was made with other settings" in other.stderr
 
 
 def test_a_changed_library_is_noticed(tmp_path: Path, library: Path) -> None:

@@ -100,11 +100,6 @@ def row(recipe: str, method: str, seed: int, tokenised: str, preset: str = "pape
     return dict.fromkeys(results.COLUMNS, "") | key | measured | more
 
 
-def cells(rows, recipe, method, preset=None):
-    (found,) = [r for r in rows if (r["recipe"], r["method"]) == (recipe, method) and preset in (None, r["preset"])]
-    return found
-
-
 def test_the_table_sets_means_beside_the_papers_numbers():
     papers = [
         {"recipe": "iwslt14", "method": "admin", "bleu": "35.67 ± 0.15"},
@@ -117,14 +112,14 @@ def test_the_table_sets_means_beside_the_papers_numbers():
         row("iwslt14", "admin", 1, "3.00", preset="small"),
     ]
     rows = results_table.lines(measured, papers)
-    assert [r["recipe"] for r in rows] == ["iwslt14", "iwslt14", "wmt14-ende-18l", "demo"]
-    mean = cells(rows, "iwslt14", "admin", "paper")
+    assert [(r["recipe"], r["preset"]) for r in rows] == [
+        ("iwslt14", "paper"), ("iwslt14", "small"), ("wmt14-ende-18l", ""), ("demo", "cpu")
+    ]  # fmt: skip
+    mean, small, missing, _ = rows
     # The standard deviation of 35 and 36 is 1/sqrt(2).
     assert (mean["tokenised BLEU"], mean["paper"], mean["seeds"]) == ("35.50 ± 0.71", "35.67 ± 0.15", "9, 10")
     assert (mean["sacreBLEU"], mean["compound BLEU"], mean["commit"]) == ("30.00 ± 0.00", "", "abc, def")
-    small = cells(rows, "iwslt14", "admin", "small")
     assert (small["tokenised BLEU"], small["paper"]) == ("3.00", "")
-    missing = cells(rows, "wmt14-ende-18l", "post-ln")
     assert (missing["tokenised BLEU"], missing["paper"]) == ("", "failed")
 
 

@@ -114,10 +114,6 @@ def started(corpus: Path, folder: Path, *options: object) -> subprocess.Popen:
     )
 
 
-def wait_for_update(process: subprocess.Popen, update: int) -> None:
-    assert any(f"num_updates={update}" in line for line in process.stdout), "ended before"
-
-
 BY_UPDATES = (
     "--save-interval-updates 20 --validate-interval-updates 20 --keep-interval-updates 1 --max-update 60".split()
 )
@@ -149,7 +145,7 @@ def test_a_training_that_is_told_to_stop_goes_on_bit_for_bit(corpus, tmp_path):
     assert whole.wait(300) == 0, whole.stdout.read()
     for number, update in ((signal.SIGTERM, 24), (signal.SIGUSR2, 44)):
         process = started(corpus, tmp_path / "parts", *options)
-        wait_for_update(process, update)
+        assert any(f"num_updates={update}" in line for line in process.stdout), "it ended before"
         process.send_signal(number)
         rest = process.stdout.read()
         assert process.wait(300) == 130, rest
