@@ -34,6 +34,7 @@ TRAIN = {
     "masked": [*COMMON, *"--task masked_lm --arch masked_lm_admin_tiny --criterion masked_lm".split()],
 }
 EVAL = "--gen-subset valid --max-tokens 300 --tokens-per-sample 30 --sample-break-mode complete --cpu".split()
+EVAL += ["--num-workers", "0"]  # eval_lm would leave a process that loads batches
 ADAPTIVE = (
     "--adaptive-input --adaptive-input-cutoff 15,30 --adaptive-softmax-cutoff 15,30 --tie-adaptive-weights "
     "--tie-adaptive-proj --criterion adaptive_loss --ddp-backend legacy_ddp"
