@@ -160,6 +160,7 @@ FOLDED = {
     "an identity": kind(forward=lambda self, x: self.norm(self.skip(x) + self.fc1(x).tanh()), skip=nn.Identity),
     "a table that is no buffer": kind(lambda self, x: self.fc1(x) * self.table[0], table=lambda: (X[0],)),
     "shapes": kind(lambda self, x: self.fc1(x) + torch.zeros_like(x) + x.new_ones(x.shape)),
+    "a number without axes": kind(lambda self, x: self.fc1(x) * x.new_ones(()).permute(())),
     "two branches": kind(
         forward=lambda self, x: self.norm(x + self.fc2(self.fc1(x).tanh()) + self.adapter(x)),
         adapter=lambda: nn.Linear(8, 8),
@@ -497,7 +498,7 @@ def test_a_fold_that_cannot_be_compared_is_refused():
     model = Stack(Layer).double()
     model.register_forward_hook(lambda model, args, output: SimpleNamespace(logits=output))
     admin.attach(model, X)
-    with pytest.raises(ValueError, match="^found no tensor to compare in a SimpleNamespace"):
+    with pytest.raises(ValueError, match="gives a SimpleNamespace, in which no tensor is found"):
         admin.fold(model, X)
     admin.fold(model)
 

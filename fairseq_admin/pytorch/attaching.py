@@ -314,7 +314,10 @@ def compare(root: nn.Module, stock: nn.Module, batch: Any, sites: list[Site]) ->
         if new.is_floating_point() and scaled.isdisjoint(norm.call.module for norm in graph.value(new).channels)
     ]
     if not pairs:
-        raise AdminError(f"found no tensor to compare in a {type(graph.result).__name__}. Fold without a batch.")
+        raise AdminError(
+            f"{type(root).__name__} gives a {type(graph.result).__name__}, in which no tensor is found to compare. "
+            "Call fold(model) without a batch, and compare what it gives before and after."
+        )
     allowed = max(TOLERANCE.get(dtype, torch.finfo(dtype).eps ** 0.5) for dtype in graph.types)  # autocast has several
     for old, new in pairs:
         moved = ~torch.isclose(old, new, rtol=0, atol=0, equal_nan=True)  # leaves out equal entries (a mask's -inf)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .attaching import folded_state_dict, omegas, unfoldable
 from .omega import omega_summary
@@ -37,7 +37,9 @@ class AdminCallback(TrainerCallback):
     def __init__(self, rule: str | None = None) -> None:
         self.rule = rule
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         model = kwargs["model"]
         if self.rule is None or state.global_step > 0:
             return
@@ -46,11 +48,11 @@ class AdminCallback(TrainerCallback):
         device = next(model.parameters()).device
         profile(model, {key: value.to(device) for key, value in batch.items()}, rule=self.rule)
 
-    def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         summary = omega_summary(torch.cat(list(omegas(kwargs["model"]).values())))
         state.log_history[-1].update({f"omega_{key}": value for key, value in summary.items()})
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if kept := unfoldable(kwargs["model"]):
             logger.warning("Admin: no folded copy: %s", kept)
             return

@@ -104,7 +104,7 @@ class Trace(TorchFunctionMode):
             self.strangers[self.running[-1].module] = f"calls {name} without a weight of its own for each channel"
         made = self.record(name, [value for _, value in inputs], tensors_made)
         if args and name in MOVES:  # the sizes of this example say where each axis goes
-            made[0].order = tuple(func(torch.empty(*range(result.dim())), *args[1:], **kwargs).shape)
+            made[0].order = tuple(func(torch.empty(tuple(range(result.dim()))), *args[1:], **kwargs).shape)
         for norm in {norm for _, value in inputs for norm in value.channels} if made else ():
             with torch.random.fork_rng(self.devices):
                 flow.propagate_scale(norm, flow.trial(func, args, kwargs), inputs, made)

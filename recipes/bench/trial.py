@@ -20,6 +20,7 @@ import torch
 
 from recipes.bench.common import machine
 from recipes.compare.rows import write_runs
+from recipes.processes import process_group
 from recipes.recipe import collect
 from recipes.steps.common import run
 
@@ -43,11 +44,11 @@ def measure(folder: Path, names: Sequence[str]) -> None:
         log = path.read_text(errors="replace").splitlines() if path.exists() else []
         if log[:1] != [str(here)] or log[-1] != DONE:
             print(name, flush=True)
-            with path.open("w") as out:
+            with path.open("w") as out, process_group() as group:
                 print(here, file=out, flush=True)
                 command = [sys.executable, "-m", "recipes.bench.gpu", name]
-                status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode
-                print(f"\nstatus {status}", file=out)
+                done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, process_group=group.pid)
+                print(f"\nstatus {done.returncode}", file=out)
             log = path.read_text(errors="replace").splitlines()
             print("\n".join(line for line in log if line.startswith(("row: ", "status"))), flush=True)
         rows += [{**json.loads(line.removeprefix("row: ")), **here} for line in log if line.startswith("row: ")]
