@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .. import fingerprint
 from ..errors import AdminError
+from ..fast.graphs import count_hooks
 from ..fast.model import speed_up
 from ..fast.plain import plain_layers
 from ..method import clinic, initial_weights, provenance
@@ -80,8 +81,12 @@ class SchemeModel(BaseFairseqModel):
         self.fingerprints = {side: fingerprint.of_dictionary(stack.dictionary) for side, stack in stacks.items()}
         initial_weights.draw(cfg.admin_scheme, stacks)
         speed_up(self, cfg, stacks)
-        if self.scheme.stock_layers:
-            return
+        if not self.scheme.stock_layers:
+            self._set_up_record(cfg, stacks)
+        self.built_in_hooks = count_hooks(self)
+
+    def _set_up_record(self, cfg: TransformerConfig, stacks: dict[str, Any]) -> None:
+        """Add the record. Fill it now, unless the first batch has to be profiled."""
         self.register_buffer(provenance.KEY, torch.zeros(provenance.LENGTH))
         if not self.scheme.omega:
             self._record({"scheme": cfg.admin_scheme, "version": __version__})

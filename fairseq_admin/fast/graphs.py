@@ -39,12 +39,20 @@ def obstacles(model: Any) -> list[str]:
     return [reason for reason, holds in reasons.items() if holds]
 
 
-def watched(model: nn.Module) -> bool:
-    """Whether Python code observes the forward, as the monitor does. A replayed graph would not call that code."""
-    return any(
-        module._forward_hooks or module._forward_pre_hooks or "residual_connection" in vars(module)
+def count_hooks(model: nn.Module) -> int:
+    """Count the hooks and replaced methods in a model's forward."""
+    return sum(
+        len(module._forward_hooks) + len(module._forward_pre_hooks) + ("residual_connection" in vars(module))
         for module in model.modules()
     )
+
+
+def watched(model: Any) -> bool:
+    """Whether Python code will observe the next forward, as the monitor does. A replayed graph would not call it.
+
+    The model's built-in hooks do not count: they compute, and are recorded.
+    """
+    return model.monitor.due or count_hooks(model) > model.built_in_hooks
 
 
 def record(function: Callable[[], Any], pool: Any) -> tuple[Any, Callable[[], None]]:
