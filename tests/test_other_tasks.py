@@ -17,6 +17,7 @@ from conftest import TRAIN, Run, generate, run_module
 from fairseq.models.roberta import RobertaModel
 from fairseq.models.transformer import TransformerModel
 from fairseq.tasks.translation import TranslationConfig
+from omegaconf import OmegaConf
 
 from fairseq_admin import MaskedLMAdminModel, TransformerAdminModel, TransformerLMAdminModel
 from fairseq_admin.checkpoints import files
@@ -50,6 +51,14 @@ def test_partial_namespace(arch: type, parsed: bool) -> None:
     model = arch.build_model(args, task())
     assert not model.profiled and model.cfg.admin_scheme == "admin" and model.cfg.admin_profile_tokens == 8192
     assert model.cfg.dropout == 0.1
+
+
+def test_masked_model_under_hydra() -> None:
+    """Does the model know the trainer's options? (Otherwise a long update would look like many skipped ones.)"""
+    cfg = {"optimization": {"update_freq": [128]}, "common": {"log_interval": 10}, "model": {"encoder_layers": 1}}
+    model = MaskedLMAdminModel.build_model(OmegaConf.create(cfg).model, task())
+    assert (model.skipped_updates.batches_per_update, model.monitor.every) == (128, 10)
+    assert MaskedLMAdminModel.build_model(OmegaConf.create(cfg["model"]), task()).monitor.every == 100
 
 
 @pytest.mark.parametrize("arch, stock", [(TransformerAdminModel, TransformerModel), (MaskedLMAdminModel, RobertaModel)])

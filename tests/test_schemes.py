@@ -379,6 +379,7 @@ def test_scale_is_loaded_with_the_weights():
         ("translation", {"admin_max_skipped_updates": -1}, "^--admin-max-skipped-updates is -1; .* at least 0"),
         ("translation", {"admin_monitor": -1}, "^--admin-monitor is -1; expected at least 0"),
         ("translation", {"base_layers": 1}, "^--base-layers 1 was given"),
+        ("masked", {"admin_fast": False}, "^--admin-fast is False; expected one of on, off, graph"),
         ("translation", {"admin_ffn_init": "kaiming"}, "^--admin-ffn-init is kaiming; expected one of xavier, stock"),
         ("translation", {"admin_scheme": "deepnorm", "admin_init": "log"}, "^--admin-init log .* has no omega to set."),
         ("translation", {"admin_scheme": "fixup", "admin_ffn_init": "stock"}, "^--admin-ffn-init stock .*which draws"),

@@ -1,5 +1,6 @@
 """The options of our models, those of fairseq and those of Admin, and the default sizes of the models."""
 
+import contextlib
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
@@ -11,6 +12,7 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from fairseq.tasks import FairseqTask
 from omegaconf import II, DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError
 
 from ..method.schemes import FFN_LAWS, RULES, SCHEMES, SIDES
 
@@ -45,7 +47,10 @@ def _flat(config: Type[FairseqDataclass]) -> Type[FairseqDataclass]:
     return make_dataclass(f"Flat{config.__name__}", flat, bases=(FairseqDataclass,))
 
 
-OUTSIDE = {"update_freq": [1], "log_interval": 100, "save_dir": "checkpoints"}
+SPEEDS = ("on", "off", "graph")
+"""The choices of --admin-fast."""
+
+OUTSIDE = {"update_freq": [1], "log_interval": 100}
 """Options of fairseq's trainer that our models read, with fairseq's defaults."""
 
 
@@ -77,7 +82,7 @@ class AdminOptions(FairseqDataclass):
     admin_max_skipped_updates: int = _option(
         100, "stop training after this many updates skipped in a row (overflow, OOM); 0: never"
     )
-    admin_fast: ChoiceEnum(("on", "off", "graph")) = _option(  # type: ignore[valid-type]
+    admin_fast: ChoiceEnum(SPEEDS) = _option(  # type: ignore[valid-type]
         "on",
         "faster layers that compute the same (off: fairseq's own, to compare; graph: on one GPU, replay the steps of "
         "label_smoothed_cross_entropy_fast as CUDA graphs)",
@@ -89,7 +94,6 @@ class AdminOptions(FairseqDataclass):
     )
     update_freq: List[int] = II("optimization.update_freq")
     log_interval: int = II("common.log_interval")
-    save_dir: str = II("checkpoint.save_dir")
 
 
 @dataclass
@@ -207,6 +211,12 @@ def plain_options(section: Any) -> dict[str, Any]:
 
 def _copied(cfg: Namespace | DictConfig) -> Namespace:
     args = Namespace(**plain_options(cfg))
+    if isinstance(cfg, DictConfig):
+        # hydra's options of a model without a dataclass, as RoBERTa's, lack those of the trainer.
+        for option in fields(AdminOptions):
+            if option.name in OUTSIDE:
+                with contextlib.suppress(ConfigKeyError):  # cfg may be no part of fairseq's options
+                    fill(args, **{option.name: OmegaConf.select(cfg, f"..{str(option.default)[2:-1]}")})
     _fill_admin(args)
     if getattr(args, "offload_activations", False):  # as in fairseq's presets: only recomputation uses offloaded inputs
         args.checkpoint_activations = True

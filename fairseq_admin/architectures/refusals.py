@@ -9,9 +9,12 @@ from fairseq.models.transformer import TransformerConfig
 
 from ..errors import AdminError
 from ..method.schemes import FFN_LAWS, MODEL_SCHEMES, RULES, SCHEMES, SIDES
+from .config import SPEEDS
 
-CHOICES = {"admin_scheme": MODEL_SCHEMES, "admin_init": RULES, "admin_ffn_init": (None, *FFN_LAWS)}
-"""Choices that fairseq-train checks itself; fairseq-hydra-train, or a Namespace made by hand, does not."""
+CHOICES = {
+    "admin_scheme": MODEL_SCHEMES, "admin_init": RULES, "admin_ffn_init": (None, *FFN_LAWS), "admin_fast": SPEEDS
+}  # fmt: skip
+"""Choices that fairseq-train checks itself; for a Namespace made by hand, or RoBERTa under hydra, nothing does."""
 
 LEAST = {"admin_profile_tokens": 1, "admin_max_skipped_updates": 0, "admin_monitor": 0}
 
