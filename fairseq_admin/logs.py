@@ -163,8 +163,8 @@ def parse_log(lines: Iterable[str]) -> Log:
                 if record.subset != subset:
                     continue
             for curve in curves.values():
-                for dropped in [updates for updates in curve if updates > record.updates]:
-                    del curve[dropped]
+                while curve and next(reversed(curve)) > record.updates:
+                    curve.popitem()
             curves[record.tag][record.updates] = record
     train, valid = curves["train_inner"] or curves["train"], curves["valid"]
     # The last interval may be incomplete; the validation after it gives the number of updates.

@@ -14,6 +14,7 @@ from conftest import TRAIN, Run, python
 from fairseq.logging import metrics
 from reference import build
 
+from fairseq_admin.architectures import divergence
 from fairseq_admin.architectures.divergence import ExplodedLoss, SkippedUpdates
 from fairseq_admin.errors import DIVERGED, DIVERGED_ADVICE, AdminError, DivergedError, outcome
 
@@ -39,10 +40,11 @@ def test_skipped_updates(limit: int, batches: int, seen: list[int], stops: int |
         counter.before_batch(seen[-1])
 
 
-def test_want_of_memory_is_not_divergence() -> None:
+def test_want_of_memory_is_not_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
     """If updates are skipped for lack of memory, does the error say so, and does it ignore earlier shortages?"""
     times = iter([5, 8, 8, 8])
-    counter = SkippedUpdates(limit=3, batches_per_update=1, out_of_memory=lambda: next(times))
+    monkeypatch.setattr(divergence, "gpu_out_of_memory", lambda: next(times))
+    counter = SkippedUpdates(limit=3, batches_per_update=1)
     with pytest.raises(AdminError, match="skipped 3 times in a row; the GPU ran out of memory 3 times.") as error:
         feed(counter, [7] * 4)
     assert not isinstance(error.value, DivergedError)

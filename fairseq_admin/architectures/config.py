@@ -213,10 +213,9 @@ def _copied(cfg: Namespace | DictConfig) -> Namespace:
     args = Namespace(**plain_options(cfg))
     if isinstance(cfg, DictConfig):
         # hydra's options of a model without a dataclass, as RoBERTa's, lack those of the trainer.
-        for option in fields(AdminOptions):
-            if option.name in OUTSIDE:
-                with contextlib.suppress(ConfigKeyError):  # cfg may be no part of fairseq's options
-                    fill(args, **{option.name: OmegaConf.select(cfg, f"..{str(option.default)[2:-1]}")})
+        with contextlib.suppress(ConfigKeyError):  # cfg has no parent
+            fill(args, update_freq=OmegaConf.select(cfg, "..optimization.update_freq"))
+            fill(args, log_interval=OmegaConf.select(cfg, "..common.log_interval"))
     _fill_admin(args)
     if getattr(args, "offload_activations", False):  # as in fairseq's presets: only recomputation uses offloaded inputs
         args.checkpoint_activations = True

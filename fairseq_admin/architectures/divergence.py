@@ -8,8 +8,6 @@ gradient that is not finite, but normalised layers keep gradients finite while t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from fairseq.logging import metrics
 
@@ -44,7 +42,7 @@ class ExplodedLoss:
 
 
 def gpu_out_of_memory() -> int:
-    """Number of times that this process's GPU has run out of memory."""
+    """Number of times that this process's GPU has run out of memory. fairseq skips those batches too."""
     return torch.cuda.memory_stats().get("num_ooms", 0) if torch.cuda.is_initialized() else 0
 
 
@@ -54,15 +52,11 @@ class SkippedUpdates:
     Args:
         limit: largest number of skipped updates; 0: no limit.
         batches_per_update: batches in one update (--update-freq).
-        out_of_memory: returns the number of times that memory has run out; fairseq skips those batches too.
     """
 
-    def __init__(
-        self, limit: int, batches_per_update: int, out_of_memory: Callable[[], int] = gpu_out_of_memory
-    ) -> None:
+    def __init__(self, limit: int, batches_per_update: int) -> None:
         self.limit = limit
         self.batches_per_update = batches_per_update
-        self.out_of_memory = out_of_memory
         self.restart()
 
     def restart(self) -> None:
@@ -83,12 +77,12 @@ class SkippedUpdates:
         """
         if num_updates != self.num_updates:
             self.num_updates, self.batches = num_updates, 0
-            self.out_of_memory_before = self.out_of_memory()
+            self.out_of_memory_before = gpu_out_of_memory()
         self.batches += 1
         if self.limit and self.batches > self.limit * self.batches_per_update:
             skipped = f"update {num_updates} was skipped {self.limit} times in a row"
             sets = "--admin-max-skipped-updates sets the limit, 0 lifts it."
-            if times := self.out_of_memory() - self.out_of_memory_before:
+            if times := gpu_out_of_memory() - self.out_of_memory_before:
                 raise AdminError(
                     f"{skipped}; the GPU ran out of memory {times} times. Resume with a smaller --max-tokens and a "
                     f"larger --update-freq. {sets}"

@@ -82,21 +82,17 @@ class SchemeModel(BaseFairseqModel):
         initial_weights.draw(cfg.admin_scheme, stacks)
         speed_up(self, cfg, stacks)
         if not self.scheme.stock_layers:
-            self._set_up_record(cfg, stacks)
+            self.register_buffer(provenance.KEY, torch.zeros(provenance.LENGTH))
+            if not self.scheme.omega:
+                self._record({"scheme": cfg.admin_scheme, "version": __version__})
+            elif cfg.admin_init in DEPTH_RULES:
+                for stack in stacks.values():
+                    set_omega_by_depth(stack, cfg.admin_init)
+                self._record({"rule": cfg.admin_init, "version": __version__})
+            else:
+                for stack in stacks.values():
+                    layers_of(stack)[0].register_forward_pre_hook(self._refuse_unprofiled)
         self.built_in_hooks = count_hooks(self)
-
-    def _set_up_record(self, cfg: TransformerConfig, stacks: dict[str, Any]) -> None:
-        """Add the record. Fill it now, unless the first batch has to be profiled."""
-        self.register_buffer(provenance.KEY, torch.zeros(provenance.LENGTH))
-        if not self.scheme.omega:
-            self._record({"scheme": cfg.admin_scheme, "version": __version__})
-        elif cfg.admin_init in DEPTH_RULES:
-            for stack in stacks.values():
-                set_omega_by_depth(stack, cfg.admin_init)
-            self._record({"rule": cfg.admin_init, "version": __version__})
-        else:
-            for stack in stacks.values():
-                layers_of(stack)[0].register_forward_pre_hook(self._refuse_unprofiled)
 
     def _record(self, record: dict[str, Any]) -> None:
         getattr(self, provenance.KEY).copy_(provenance.encode(record))

@@ -40,19 +40,8 @@ def obstacles(model: Any) -> list[str]:
 
 
 def count_hooks(model: nn.Module) -> int:
-    """Count the hooks and replaced methods in a model's forward."""
-    return sum(
-        len(module._forward_hooks) + len(module._forward_pre_hooks) + ("residual_connection" in vars(module))
-        for module in model.modules()
-    )
-
-
-def watched(model: Any) -> bool:
-    """Whether Python code will observe the next forward, as the monitor does. A replayed graph would not call it.
-
-    The model's built-in hooks do not count: they compute, and are recorded.
-    """
-    return model.monitor.due or count_hooks(model) > model.built_in_hooks
+    """Count the hooks on a model's forward."""
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
 
 
 def record(function: Callable[[], Any], pool: Any) -> tuple[Any, Callable[[], None]]:
@@ -135,7 +124,10 @@ class RecordedSteps:
             losses_of: computes the losses of a batch. The graphs record its forward and its backward.
             batch: the input of `losses_of`.
         """
-        if not self.recordable or watched(self.model) or not all(map(torch.is_tensor, batch.values())):
+        if not self.recordable or not all(map(torch.is_tensor, batch.values())):
+            return None
+        # A replay would call neither the monitor nor hooks. The model's built-in hooks compute, so they are recorded.
+        if self.model.monitor.due or count_hooks(self.model) > self.model.built_in_hooks:
             return None
         shape = tuple((name, tensor.shape, tensor.dtype) for name, tensor in batch.items())
         if shape not in self._pairs:
