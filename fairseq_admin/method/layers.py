@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from . import fixup
 from .branch_norms import norm_inputs, norm_outputs
 from .norms import BottomNorm, ShortcutNorm
-from .schemes import SCHEMES, Options, norms_of
+from .schemes import SCHEMES, Layer, Options, norms_of
 from .second_stream import pack, unpack
 
 
@@ -54,7 +54,7 @@ def ffn_law(cfg: Options) -> str | None:
     return law and (cfg.admin_ffn_init or law)
 
 
-class _SchemeLayer:
+class _SchemeLayer(Layer if TYPE_CHECKING else object):  # type: ignore[misc]
     """The changes that the scheme's row of the table makes to fairseq's encoder layer and decoder layer.
 
     If the scheme has them, the state dict holds a as the buffer `shortcut_scale` and b as the parameter
@@ -63,13 +63,6 @@ class _SchemeLayer:
 
     side: int
     """The index of this layer's stack in a `PerStack`."""
-    embed_dim: int
-    normalize_before: bool
-    self_attn: Any
-    fc1: nn.Linear
-    fc2: nn.Linear
-    self_attn_layer_norm: nn.Module
-    final_layer_norm: nn.Module
     register_buffer: Callable[..., None]
     shortcut_scale: Tensor | None
     branch_scale: nn.Parameter | None

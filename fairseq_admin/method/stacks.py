@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairseq.models.transformer.transformer_decoder import TransformerDecoderBase
 from fairseq.models.transformer.transformer_encoder import TransformerEncoderBase
 
 from .fixup import Shift
 from .layers import SchemeDecoderLayer, SchemeEncoderLayer
-from .schemes import SCHEMES, Options, layers_of
+from .schemes import SCHEMES, Options, Stack, layers_of
 from .second_stream import SecondNorm
 
 
-class _SchemeStack:
+class _SchemeStack(Stack if TYPE_CHECKING else object):  # type: ignore[misc]
     """Changes to both of fairseq's stacks: the first ω is not trained, and some schemes end a stack in a module of
     their own."""
 
     cfg: Options
     version: Any
     layer_norm: Any
-    layers: Any
-    padding_idx: int
-    embed_tokens: Any
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
