@@ -167,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
                 register()
             answer = args.verb(args)
         with outputs.standard_output(sys.stdout):
-            print(answer, end="")
+            print(answer.encode(errors="surrogateescape").decode(errors="backslashreplace"), end="")
     except AdminError as error:
         return end(str(error), MISTAKE)
     except outputs.StdoutClosed:

@@ -1,8 +1,8 @@
 """The plugin: importing this module registers it with fairseq.
 
 It registers the models and their presets, the optimizers, a learning-rate schedule and the criterion
-`label_smoothed_cross_entropy_fast`. It also lets torch's safe loader read fairseq's checkpoints, turns a user's mistake
-into one line, and ends fairseq's threads before Python ends.
+`label_smoothed_cross_entropy_fast`. It also lets torch's safe loader read fairseq's checkpoints, lets fairseq broadcast
+their fingerprints, turns a user's mistake into one line, and ends fairseq's threads before Python ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .architectures.deeper_model import DeeperAdminModel
 from .architectures.language_model import TransformerLMAdminModel
 from .architectures.masked_language_model import MaskedLMAdminModel
 from .architectures.translation_model import TransformerAdminModel
-from .checkpoints.files import allow_fairseq_globals
+from .checkpoints.files import allow_fairseq_globals, broadcast_fingerprints
 from .errors import install_excepthook
 from .fast import loss  # noqa: F401
 
@@ -28,4 +28,5 @@ if not hasattr(numpy, "compat"):
     numpy.compat = SimpleNamespace(long=int)  # type: ignore[attr-defined]
 
 allow_fairseq_globals()
+broadcast_fingerprints()
 install_excepthook()

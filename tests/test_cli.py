@@ -39,6 +39,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_name_that_is_not_utf8(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    """Python could not print it, after the work is done."""
+    monkeypatch.setitem(cli.VERBS, "path", (lambda args: "caf\udce9\n", *cli.VERBS["path"][1:]))
+    assert cli.main(["path"]) == 0
+    assert capsys.readouterr().out == "caf\\xe9\n"
+
+
 def test_omega(run: Path, capsys: pytest.CaptureFixture) -> None:
     """Does `omega` print the checkpoint's numbers?"""
     state = files.read(run / "checkpoint4.pt")["model"]

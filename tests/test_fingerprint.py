@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fairseq.distributed import utils
 from kinds import KINDS
+from omegaconf import OmegaConf
 from test_checkpoint import save
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_admin import fingerprint
 from fairseq_admin.checkpoints import averaging, files
@@ -58,6 +61,17 @@ def test_through_a_wrapper() -> None:
     assert set(fingerprint.read_fingerprints(state)) == {"encoder", "decoder"}
     with pytest.raises(AdminError, match="the checkpoint's decoder was trained with another dictionary"):
         nn.ModuleDict({"module": other(BUILDS["translation"], "decoder")}).load_state_dict(state)
+
+
+def test_through_fairseqs_broadcast() -> None:
+    """It works with several processes: the first one reads the checkpoint, and sends it to the others like this."""
+    model, sent = BUILDS["translation"](), io.BytesIO()
+    tensors: list[Tensor] = []
+    state = {"model": model.state_dict(), "cfg": OmegaConf.create({"task": "translation"})}
+    torch.save(utils._split_tensors_from_obj(state, tensors), sent)
+    sent.seek(0)
+    received = utils._put_tensors_in_obj(torch.load(sent), tensors)
+    assert fingerprint.read_fingerprints(received["model"]) == model.fingerprints and received["cfg"] == state["cfg"]
 
 
 def saved(path: Path, model: nn.Module, updates: int) -> Path:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 import torch
 
-from .. import outputs
+from .. import fingerprint, outputs
 from ..architectures.config import plain_options
 from ..errors import AdminError, line
 from ..method import clinic
@@ -45,6 +45,26 @@ def allow_fairseq_globals() -> None:
         + [DictConfig, ListConfig, AnyNode, ContainerMetadata, Metadata, defaultdict]
         + [dict, list, str, int, float, bool, Any]
     )
+
+
+def broadcast_fingerprints() -> None:
+    """Let every process get the fingerprints in a checkpoint's state dict.
+
+    With several processes, the first one reads the checkpoint and sends it to the others. For that, fairseq copies each
+    dict, without its metadata, before and after; even the first process loads the copy.
+    """
+    from fairseq.distributed import utils
+
+    def with_metadata(copied: Any) -> Any:
+        def copy(state: Any, tensors: Any) -> Any:
+            fingerprints = fingerprint.read_fingerprints(state) if isinstance(state, dict) else None
+            copy = copied(state, tensors)
+            return fingerprint.with_fingerprints(copy, fingerprints) if fingerprints else copy
+
+        return copy
+
+    for name in ("_split_tensors_from_obj", "_put_tensors_in_obj"):
+        setattr(utils, name, with_metadata(getattr(utils, name)))
 
 
 ZIP, BEFORE_1_6 = b"PK\x03\x04", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
