@@ -14,6 +14,7 @@ import pytest
 import reference
 import torch
 from conftest import TRAIN, Run, generate, run_module
+from fairseq.models import build_model
 from fairseq.models.roberta import RobertaModel
 from fairseq.models.transformer import TransformerModel
 from fairseq.tasks.translation import TranslationConfig
@@ -55,10 +56,11 @@ def test_partial_namespace(arch: type, parsed: bool) -> None:
 
 def test_masked_model_under_hydra() -> None:
     """Does the model know the trainer's options? (Otherwise a long update would look like many skipped ones.)"""
-    cfg = {"optimization": {"update_freq": [128]}, "common": {"log_interval": 10}, "model": {"encoder_layers": 1}}
-    model = MaskedLMAdminModel.build_model(OmegaConf.create(cfg).model, task())
+    options = {"_name": "masked_lm_admin_tiny"}
+    cfg = {"optimization": {"update_freq": [128]}, "common": {"log_interval": 10}, "model": options}
+    model = build_model(OmegaConf.create(cfg).model, task())
     assert (model.skipped_updates.batches_per_update, model.monitor.every) == (128, 10)
-    assert MaskedLMAdminModel.build_model(OmegaConf.create(cfg["model"]), task()).monitor.every == 100
+    assert build_model(OmegaConf.create(options), task()).monitor.every == 100
 
 
 @pytest.mark.parametrize("arch, stock", [(TransformerAdminModel, TransformerModel), (MaskedLMAdminModel, RobertaModel)])

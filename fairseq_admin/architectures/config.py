@@ -126,7 +126,7 @@ class DeeperOptions(FairseqDataclass):
     )
 
 
-def fill(args: Namespace, **defaults: object) -> None:
+def fill(args: Namespace | DictConfig, **defaults: object) -> None:
     """Set every option of `args` that is missing or None, in place.
 
     Args:
@@ -188,8 +188,15 @@ def fill_masked(args: Namespace, **sizes: int) -> None:
     base_architecture(args)
 
 
-def _fill_admin(args: Namespace) -> None:
-    """Set missing options of Admin: an older checkpoint, or a Namespace made by hand, lacks some."""
+def _fill_admin(args: Namespace | DictConfig) -> None:
+    """Set missing options of Admin: an older checkpoint, or a Namespace made by hand, lacks some.
+
+    With hydra, the options of a model without a dataclass, as RoBERTa's, lack those of the trainer.
+    """
+    if isinstance(args, DictConfig):
+        with contextlib.suppress(ConfigKeyError):  # they have no parent
+            fill(args, update_freq=OmegaConf.select(args, "..optimization.update_freq"))
+            fill(args, log_interval=OmegaConf.select(args, "..common.log_interval"))
     fill(args, **{option.name: OUTSIDE.get(option.name, option.default) for option in fields(AdminOptions)})
 
 
@@ -211,11 +218,6 @@ def plain_options(section: Any) -> dict[str, Any]:
 
 def _copied(cfg: Namespace | DictConfig) -> Namespace:
     args = Namespace(**plain_options(cfg))
-    if isinstance(cfg, DictConfig):
-        # hydra's options of a model without a dataclass, as RoBERTa's, lack those of the trainer.
-        with contextlib.suppress(ConfigKeyError):  # cfg has no parent
-            fill(args, update_freq=OmegaConf.select(cfg, "..optimization.update_freq"))
-            fill(args, log_interval=OmegaConf.select(cfg, "..common.log_interval"))
     _fill_admin(args)
     if getattr(args, "offload_activations", False):  # as in fairseq's presets: only recomputation uses offloaded inputs
         args.checkpoint_activations = True
