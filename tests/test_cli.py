@@ -39,13 +39,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_name_that_is_not_utf8(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    """Python could not print it, after the work is done."""
-    monkeypatch.setitem(cli.VERBS, "path", (lambda args: "caf\udce9\n", *cli.VERBS["path"][1:]))
-    assert cli.main(["path"]) == 0
-    assert capsys.readouterr().out == "caf\\xe9\n"
-
-
 def test_omega(run: Path, capsys: pytest.CaptureFixture) -> None:
     """Does `omega` print the checkpoint's numbers?"""
     state = files.read(run / "checkpoint4.pt")["model"]
@@ -136,12 +129,6 @@ def test_help_answers_at_once() -> None:
     assert python(code).stdout == "set()\n"
     help_text = " ".join(cli.parsers()[1]["average"].format_help().split())
     assert f"default: {averaging.LAST})" in help_text
-
-
-def test_version(capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["--version"])
-    assert end.value.code == 0 and capsys.readouterr().out == f"{__version__}\n"
 
 
 def test_a_callers_log_is_as_it_was() -> None:

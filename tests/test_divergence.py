@@ -14,7 +14,6 @@ from conftest import TRAIN, Run, python
 from fairseq.logging import metrics
 from reference import build
 
-from fairseq_admin.architectures import divergence
 from fairseq_admin.architectures.divergence import ExplodedLoss, SkippedUpdates
 from fairseq_admin.errors import DIVERGED, DIVERGED_ADVICE, AdminError, DivergedError, outcome
 
@@ -43,7 +42,7 @@ def test_skipped_updates(limit: int, batches: int, seen: list[int], stops: int |
 def test_want_of_memory_is_not_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
     """If updates are skipped for lack of memory, does the error say so, and does it ignore earlier shortages?"""
     times = iter([5, 8, 8, 8])
-    monkeypatch.setattr(divergence, "gpu_out_of_memory", lambda: next(times))
+    monkeypatch.setattr("fairseq_admin.architectures.divergence.gpu_out_of_memory", lambda: next(times))
     counter = SkippedUpdates(limit=3, batches_per_update=1)
     with pytest.raises(AdminError, match="skipped 3 times in a row; the GPU ran out of memory 3 times.") as error:
         feed(counter, [7] * 4)

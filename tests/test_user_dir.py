@@ -104,11 +104,3 @@ def test_user_dir(
     assert process.stdout.count("Admin: profiled by rule") == 1
     record = provenance.decode(files.read(tmp_path / "checkpoint_last.pt")["model"][provenance.KEY])
     assert record is not None and record["version"] == version
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["installed", "editable"])
-def test_console_script(name: str, pythons: Callable) -> None:
-    """Is the command fairseq-admin installed, and from this package?"""
-    process = subprocess.run([pythons(name).with_name("fairseq-admin"), "--version"], capture_output=True, text=True)
-    assert (process.returncode, process.stdout.strip()) == (0, INSTALLED), process.stderr

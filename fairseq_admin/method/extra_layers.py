@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from fairseq.data import Dictionary
+from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
 from ..errors import AdminError
@@ -28,7 +29,7 @@ from ..version import __version__
 from . import initial_weights, provenance
 from .norms import set_omega_by_depth, shortcut_norms
 from .profiling import from_first_rank, observe
-from .schemes import DEPTH_RULES, SCHEMES, Options
+from .schemes import DEPTH_RULES, SCHEMES
 from .stacks import AdminEncoder
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class MoreLayers(AdminEncoder):
         dictionary: the dictionary of the encoder.
     """
 
-    def __init__(self, cfg: Options, dictionary: Dictionary) -> None:
+    def __init__(self, cfg: TransformerConfig, dictionary: Dictionary) -> None:
         super().__init__(cfg, dictionary, nn.Embedding(1, cfg.encoder.embed_dim, padding_idx=0))
         self.padding_idx = dictionary.pad()
         del self.embed_tokens

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
+from fairseq.models.transformer import TransformerConfig
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
@@ -21,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from . import fixup
 from .branch_norms import norm_inputs, norm_outputs
 from .norms import BottomNorm, ShortcutNorm
-from .schemes import SCHEMES, Layer, Options, norms_of
+from .schemes import SCHEMES, Layer, norms_of
 from .second_stream import pack, unpack
 
 
@@ -41,7 +42,7 @@ def xavier(linear: nn.Linear) -> nn.Linear:
     return linear
 
 
-def ffn_law(cfg: Options) -> str | None:
+def ffn_law(cfg: TransformerConfig) -> str | None:
     """The initial distribution of a model's feed-forward weights.
 
     Args:
@@ -69,7 +70,7 @@ class _SchemeLayer(Layer if TYPE_CHECKING else object):  # type: ignore[misc]
     d: Tensor | None = None
     """The second stream, within a forward."""
 
-    def __init__(self, cfg: Options, *args, **kwargs) -> None:
+    def __init__(self, cfg: TransformerConfig, *args, **kwargs) -> None:
         self.scheme = SCHEMES[cfg.admin_scheme]
         self._xavier = ffn_law(cfg) == "xavier"
         super().__init__(cfg, *args, **kwargs)  # type: ignore[call-arg]

@@ -41,18 +41,6 @@ SUBLAYER_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_laye
 """The norms of a layer in forward order; an encoder's layers lack the second."""
 
 
-class Options(Protocol):
-    """The options of a model that this package reads: fairseq's TransformerConfig, with the options of Admin."""
-
-    admin_scheme: str
-    admin_init: str
-    admin_ffn_init: str | None
-    checkpoint_activations: bool
-    offload_activations: bool
-    encoder: Any
-    decoder: Any
-
-
 class Layer(Protocol):
     """The attributes of one of fairseq's layers that this package reads."""
 

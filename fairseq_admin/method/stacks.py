@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer.transformer_decoder import TransformerDecoderBase
 from fairseq.models.transformer.transformer_encoder import TransformerEncoderBase
 
 from .fixup import Shift
 from .layers import SchemeDecoderLayer, SchemeEncoderLayer
-from .schemes import SCHEMES, Options, Stack, layers_of
+from .schemes import SCHEMES, Stack, layers_of
 from .second_stream import SecondNorm
 
 
@@ -17,7 +18,7 @@ class _SchemeStack(Stack if TYPE_CHECKING else object):  # type: ignore[misc]
     """Changes to both of fairseq's stacks: the first ω is not trained, and some schemes end a stack in a module of
     their own."""
 
-    cfg: Options
+    cfg: TransformerConfig
     version: Any
     layer_norm: Any
 
