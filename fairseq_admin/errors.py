@@ -114,6 +114,8 @@ def install_excepthook() -> None:
         if (ended := outcome(error)) is None:
             previous(kind, error, trace)
             return
-        raise SystemExit(end(*ended))  # CPython exits with the status of a SystemExit from a hook
+        # torch.distributed's hook calls this one and collects sys.stderr, which a SystemExit would lose.
+        with contextlib.redirect_stderr(sys.__stderr__ or sys.stderr):
+            raise SystemExit(end(*ended))  # CPython exits with the status of a SystemExit from a hook
 
     sys.excepthook = hook
