@@ -97,7 +97,6 @@ FROM_FOLDER = "choose from a run folder, and checkpoint1.pt is not one"
         ("average . --last=0 -o a.pt", "--last: expected a whole number of at least 1, found 0"),
         ("fold m -o x --tolerance nan", "--tolerance: expected a number above 0, found nan"),
         ("translate m --lenpen nan", "--lenpen: expected a number from -10 to 10, found nan"),
-        ("translate m --unknown", "unrecognized arguments: --unknown"),
     ],
 )
 def test_a_mistake_is_one_line(

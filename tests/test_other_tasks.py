@@ -56,11 +56,10 @@ def test_partial_namespace(arch: type, parsed: bool) -> None:
 
 def test_masked_model_under_hydra() -> None:
     """Does the model know the trainer's options? (Otherwise a long update would look like many skipped ones.)"""
-    options = {"_name": "masked_lm_admin_tiny"}
-    cfg = {"optimization": {"update_freq": [128]}, "common": {"log_interval": 10}, "model": options}
-    model = build_model(OmegaConf.create(cfg).model, task())
+    trainer = {"optimization": {"update_freq": [128]}, "common": {"log_interval": 10}}
+    model = build_model(OmegaConf.create({**trainer, "model": {"_name": "masked_lm_admin_tiny"}}).model, task())
     assert (model.skipped_updates.batches_per_update, model.monitor.every) == (128, 10)
-    assert build_model(OmegaConf.create(options), task()).monitor.every == 100
+    assert build_model(OmegaConf.create({"_name": "masked_lm_admin_tiny"}), task()).monitor.every == 100
 
 
 @pytest.mark.parametrize("arch, stock", [(TransformerAdminModel, TransformerModel), (MaskedLMAdminModel, RobertaModel)])

@@ -34,18 +34,6 @@ Batch = dict[str, Tensor]
 """fairseq's `net_input`: src_tokens (B, T), src_lengths (B,), and prev_output_tokens (B, T) of a translation model."""
 
 
-def decoder_input(batch: Batch) -> Tensor:
-    """Find the decoder's input in a batch.
-
-    Args:
-        batch: a batch for a translation model or a language model.
-
-    Returns:
-        Shape (B, T).
-    """
-    return batch.get("prev_output_tokens", batch["src_tokens"])
-
-
 def random_batches(checkpoint: Checkpoint, batches: int = 3, sentences: int = 8, longest: int = 40) -> list[Batch]:
     """Draw sentences of random words and lengths, padded as fairseq pads them.
 
@@ -158,7 +146,7 @@ def log_probabilities(model: BaseFairseqModel, batches: Sequence[Batch]) -> Iter
     with torch.no_grad():
         for batch in progress("compare", batches, " batches"):
             scores = model.get_normalized_probs(model(**batch), log_probs=True)
-            yield scores[decoder_input(batch).ne(PAD)]
+            yield scores[batch.get("prev_output_tokens", batch["src_tokens"]).ne(PAD)]
 
 
 def verify(one: Checkpoint, other: Checkpoint, data: Path | None = None) -> tuple[float, int]:
