@@ -85,7 +85,7 @@ def command_line() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser("recipes", USAGE, add_help=False, allow_abbrev=False)
-    parser.description = f"Targets: {' '.join(recipes.files())}; status."
+    parser.description = f"Targets: {' '.join(recipes.files())}; status (of all runs in RUNS=)."
     parser.epilog = f"A recipe of one model has its steps as targets, too, with -{' -'.join(STEPS)} after its name."
     parser.add_argument("target", nargs="?", help="a recipe")
     parser.add_argument("words", nargs="*", metavar="NAME=VALUE", help="its settings")
@@ -98,7 +98,7 @@ def command_line() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
 
 def main() -> None:
     args, parser = command_line()
-    if not args.target:
+    if not args.target or (args.target == "status" and args.help):
         parser.print_help()
         return
     if args.target == "status":

@@ -99,7 +99,13 @@ class File(BaseModel, extra="forbid", frozen=True):
         return next(iter(self.presets))
 
     def values(self, size: str, preset: str) -> dict[str, Any]:
-        """The settings as they are before the user changes any."""
+        """The settings as they are before the user changes any.
+
+        Raises:
+            ValueError: there is no such preset.
+        """
+        if preset not in self.presets:
+            raise ValueError(f"PRESET={preset} is unknown; expected {' or '.join(self.presets)}.")
         return {**self.settings, **self.fixed, **self.sizes.get(size, {}), **self.presets[preset], "PRESET": preset}
 
 
@@ -238,8 +244,6 @@ def read(target: str, user_values: dict[str, str]) -> Recipe:
             f"{unknown}={user_values[unknown]} is not a setting of {target}.{like} See make help TARGET={target}."
         )
     preset = user_values.get("PRESET") or file.preset
-    if preset not in file.presets:
-        raise ValueError(f"PRESET={preset} is unknown; expected {' or '.join(file.presets)}.")
     values = file.values(size, preset) | user_values
     if values.get("EPOCHS") and "UPDATES" in user_values:
         raise ValueError(
@@ -255,6 +259,7 @@ def help_lines(target: str, user_values: dict[str, str]) -> list[str]:
     values = file.values(size, user_values.get("PRESET") or file.preset) | user_values
     hidden = {name for name, value in values.items() if isinstance(value, dict)}
     hidden |= {"UPDATES"} if values.get("EPOCHS") else set()
+    hidden |= {"UPDATE_FREQ"} if values.get("TOKENS") else {"DEVICE_TOKENS", "BY_MEMORY", "MEMORY"}
     lines = [f"make {target} PRESET={'|'.join(file.presets)}", ""]
     return [*lines, *described(file.model, [name for name in file.names if name not in hidden], values)]
 

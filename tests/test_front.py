@@ -44,6 +44,7 @@ WRONG = [
     ("demo", "AVERAGE=21", "expected a multiple of SAVE_EVERY, with AVERAGE checkpoints or more. Give SAVE_EVERY=28"),
     ("iwslt14", "AVERAGE=91", "EPOCHS=90 make fewer checkpoints than AVERAGE=91 averages. Give AVERAGE=90"),
     ("iwslt14", "UPDATES=1000", "UPDATES=1000 is given, and EPOCHS=90 says how long it trains"),
+    ("wmt14-ende-6l", "UPDATE_FREQ=4", "UPDATE_FREQ=4 is given, and TOKENS=32768 decides how many batches an update"),
     ("demo", "LR=inf", "LR=inf is invalid: input should be a finite number (peak learning rate)."),
     ("demo", "WIDTH=30", "WIDTH=30 is not a multiple of HEADS=4"),
     ("demo", "TOKENISER=normalise truecase", "is invalid: input should be 'lowercase', 'normalise',"),
@@ -71,6 +72,8 @@ COMMAND_LINES = [
     ("", 0, "Targets: compare deeper demo"),
     ("--help", 0, "-n, --dry-run"),
     ("demo --help", 0, "make demo PRESET=cpu"),
+    ("demo PRESET=tpu --help", 2, "PRESET=tpu is unknown; expected cpu."),
+    ("status --help", 0, "status (of all runs in RUNS=)"),
     ("demo LAYERS=2 --lr 3", 2, "unrecognized arguments: --lr 3"),
     ("wmt15-preflight", 2, "wmt15-preflight is unknown; expected one of compare"),
     ("demo typo", 2, "typo: expected NAME=VALUE, a setting of demo."),
@@ -104,6 +107,7 @@ def test_an_option_of_fairseqs_is_the_setting_that_renames_it():
 
 def test_help_lists_nothing_that_the_recipe_refuses():
     """Help lists only settings that can be given: none that the recipe refuses or another setting overrides."""
+    assert "MEMORY" not in " ".join(recipes.help_lines("demo", {}))
     for target, (file, _) in recipes.files().items():
         more = ["DATA=docs", "PAIR=de-en"] if target == "own" else []
         for preset in file.presets:
