@@ -105,10 +105,17 @@ class Pipeline:
         return jobs
 
     def make(self, goal: str) -> None:
-        """Make the files of a goal. Refuse to change the text once a model was trained on it."""
+        """Make the files of a goal. Refuse to change the text once a model was trained on it.
+
+        Raises:
+            ValueError: this machine cannot train the model, or settings of existing files differ.
+        """
         chain, recipe = self.chain(), self.recipe
-        if self.settings.TOKENS and goal != "prepare" and chain.plan([self.trained]):
-            print(f"An update of {self.machine.tokens} tokens: {self.machine} (nodes x devices x batches).", flush=True)
+        if goal != "prepare" and chain.plan([self.trained]):
+            if self.settings.TOKENS:
+                print(f"An update of {self.machine.tokens} tokens: {self.machine} (nodes x devices x batches).")
+            if fault := machines.faults(self.machine, self.settings.PRECISION, recipe.file.presets):
+                raise ValueError(fault)  # now, not after hours of work on the text
         warnings.simplefilter("ignore")  # fairseq and its libraries warn about each other; users cannot fix that
         if self.machine.node and in_cluster_job():
             await_files(self.goals["prepare"])  # an earlier job made the text
@@ -241,8 +248,6 @@ class Pipeline:
 
     def train(self) -> None:
         """Train, from the newest checkpoint if there is one. `check_resume` has compared the settings before."""
-        if fault := machines.faults(self.machine, self.settings.PRECISION, self.recipe.file.presets):
-            raise ValueError(fault)
         (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         node = f"-node{self.machine.node}" if self.machine.node else ""
         shown = {self.unit: self.length, "smaller_batch": self.machine.smaller_batch, "every": self.settings.LOG_EVERY}

@@ -105,6 +105,16 @@ def test_where_gpus_are_missing_the_presets_for_a_cpu_are_named():
         )
 
 
+def test_how_an_update_splits_is_said_and_missing_gpus_are_refused_before_the_text(tmp_path, monkeypatch, capsys):
+    given = {"GPUS": "4", "RUNS": str(tmp_path), "URL": "http://127.0.0.1:9"}
+    run = Translation(read("wmt14-ende-18l", given))
+    monkeypatch.setattr(machines, "faults", lambda *_: "no GPU")
+    with pytest.raises(ValueError, match="no GPU"):
+        run.make("all")
+    assert "An update of 32768 tokens: 1 x 4 x 1 batches of up to 8192 tokens" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
 def test_cuda_visible_devices_chooses_in_its_order(nvidia_smi, monkeypatch):
     nvidia_smi((16384, "A"), (49152, "B"), (81920, "C"))
     assert [(gpu.name, round(gpu.memory / 1e9)) for gpu in machines.visible_gpus()] == [("A", 17), ("B", 52), ("C", 86)]
