@@ -124,9 +124,15 @@ class Recipe:
     """for a run of a grid: the run's name"""
 
     @property
+    def values(self) -> dict[str, str]:
+        """The user's values, and the preset if there are several: its default may be another one on another machine."""
+        preset = {"PRESET": self.settings.PRESET} if len(self.file.presets) > 1 else {}
+        return {**preset, **self.user_values}
+
+    @property
     def words(self) -> list[str]:
-        """The user's values, as words of a command line."""
-        return [f"{name}={value}" for name, value in self.user_values.items()]
+        """The values, as words of a command line."""
+        return [f"{name}={value}" for name, value in self.values.items()]
 
     @property
     def name(self) -> str:
@@ -175,9 +181,8 @@ class Recipe:
         """
         left_out = {"METHOD", "SEED", "NODE_RANK", "WATCH", *Machine.model_fields} - {"RUNS"}
         left_out |= {"MASTER"} if self.settings.WHERE == "slurm" else set()
-        preset = {"PRESET": self.settings.PRESET} if len(self.file.presets) > 1 else {}
-        values = sorted({**preset, **self.user_values}.items())
-        return shlex.join(["make", self.target, *(f"{name}={value}" for name, value in values if name not in left_out)])
+        words = sorted(f"{name}={value}" for name, value in self.values.items() if name not in left_out)
+        return shlex.join(["make", self.target, *words])
 
 
 @functools.cache

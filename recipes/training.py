@@ -88,13 +88,13 @@ class Pipeline:
     def jobs(self, goal: str) -> list[Job]:
         """The cluster jobs that make a goal, in order: text, training, the rest. Each runs a target of the recipe.
 
-        Complete parts have no job.
+        Complete parts have no job. Only the text has workers.
         """
         recipe, machine = self.recipe, self.machine
-        needs, gpus = recipe.file.needs, 0 if machine.cpu else machine.gpus
-        needed_by = {"prepare": needs}
+        gpus, needed_by = 0 if machine.cpu else machine.gpus, {"prepare": recipe.file.needs}
+        needs = replace(recipe.file.needs, cpus=self.settings.OMP_NUM_THREADS or 1)
         if goal != "prepare":
-            needed_by["train"] = replace(needs, nodes=machine.nodes, gpus=gpus, cpus=1)
+            needed_by["train"] = replace(needs, nodes=machine.nodes, gpus=gpus)
         if goal not in needed_by:
             needed_by[goal] = replace(needs, gpus=min(1, gpus))
         chain, jobs = self.chain(), []
