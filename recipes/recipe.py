@@ -171,7 +171,8 @@ class Recipe:
 
     @property
     def archives(self) -> Path:
-        return Path(self.settings.RUNS, "archives")
+        """The folder of the archives: the user's, or the one to download them to."""
+        return Path(dict(self.settings).get("DATA") or Path(self.settings.RUNS, "archives"))
 
     @property
     def command(self) -> str:

@@ -172,10 +172,10 @@ class Text:
         else:
             options["invalid"] = settings["invalid"] = s.INVALID
             options["table"] = Path(s.TABLE) if s.DATA else None
-        archive = Path(s.DATA or self.recipe.archives, (text.archive or "").format(language=language))
+        archive = self.recipe.archives / (text.archive or "").format(language=language)
         reads: tuple[Path, ...] = (archive,)
         if s.DATA and not archive.is_file():
-            archive = Path(s.DATA)
+            archive = self.recipe.archives
             reads = tuple(unpacked(archive, member) for member in members)
         program = partial(self._extract, archive, members, out, text.kind, **options)
         return Step(f"raw {name}.{language}", self.raw, (out,), program, reads, settings)
