@@ -12,6 +12,8 @@ from recipes.chain import Chain
 from recipes.language_model import LanguageModel, perplexity
 from recipes.lm import python_docs
 from recipes.recipe import read
+from recipes.steps import bpe
+from recipes.translation import Translation
 
 MODULE = '''"""A module about %s, which says in a whole sentence what it is for.
 
@@ -54,6 +56,13 @@ def test_corpus(library: Path) -> None:
         for line in lines:
             if "the number" in line:
                 assert python_docs.split_of(f"m{line.split('the number ')[1].split()[0]}.py") == split
+
+
+@pytest.mark.parametrize(("kind", "recipe"), [(Translation, "demo"), (LanguageModel, "lm-demo")])
+def test_another_bpe_makes_the_text_again(kind: type, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bpe, "VERSION", 7)
+    steps = kind(read(recipe, {})).text.steps()
+    assert [step.version for step in steps if step.name.startswith(("codes", "bpe "))] == [7] * 4
 
 
 def test_perplexity_is_read_or_refused():
