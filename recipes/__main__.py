@@ -115,6 +115,8 @@ def main() -> None:
     recipe = recipes.read(name, values)
     exported = recipe.settings.exported().items()
     os.environ.update({name: value for name, value in exported if name in values or name not in os.environ})
+    if goal == "prepare":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # it needs no GPU, so the GPUs here need not fit the model
     work, submits = work_of(recipe, goal), recipe.settings.WHERE == "slurm" and not in_cluster_job()
     if work.on_cpu:
         # Even with --cpu, fairseq clips gradients on a visible GPU, and starts a process for each of several GPUs.

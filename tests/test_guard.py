@@ -88,6 +88,18 @@ def test_a_file_system_without_locks_has_markers(tmp_path, monkeypatch):
         assert not marker.exists()
 
 
+def test_an_environment_that_is_read_only_is_used(tmp_path, monkeypatch):
+    """A cluster may mount the environment read-only on its nodes. Nothing can set it up there, so no lock is needed."""
+
+    def read_only(*_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    (tmp_path / "ready").touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(os, "open", read_only)
+    guard.use_environment()
+
+
 def test_a_file_that_another_node_wrote_is_waited_for(tmp_path, monkeypatch):
     path = tmp_path / "checkpoint1.pt"
     with ThreadPoolExecutor(1) as pool:

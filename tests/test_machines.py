@@ -187,6 +187,13 @@ def test_the_wanted_precision_and_no_other(precision):
         assert [word for word in words if word in FLAGS.values()] == list(filter(None, [FLAGS[precision]]))
 
 
+def test_a_text_is_prepared_whatever_gpus_are_here(nvidia_smi, monkeypatch, capsys):
+    nvidia_smi(*[(8192, "A")] * 3)
+    monkeypatch.setattr(sys, "argv", ["recipes", "wmt14-ende-100l-prepare", "RUNS=nowhere", "-n"])
+    main()
+    assert "run  bin " in capsys.readouterr().out
+
+
 def test_a_grid_on_the_cpu_sees_no_gpu(monkeypatch):
     """A grid on the CPU hides GPUs from its runs. On GPUs, each run has one."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")

@@ -104,6 +104,7 @@ NOT_OURS = "/venv was not made by make setup, and would have to be made again. G
         ("./python -m venv venv; touch venv/bin/nopip", "PYTHON={}/python", NOT_OURS),  # as uv makes environments
         ("mkdir -p venv/share; touch venv/share/mine", "PYTHON={}/python", NOT_OURS),  # VENV=~/.local
         ("echo 3.10 > python.version", "PYTHON={}/python", "python is Python 3.10; expected 3.11 or newer, as in"),
+        ("touch venv", "PYTHON={}/python", "venv'. Check its permissions and the disk, or give"),
         ("", "PYTHON={}/python TORCH=cu118", "TORCH=cu118 is unknown; expected one of cpu cuda cu126, or pip's, as"),
     ],
 )
@@ -111,7 +112,8 @@ def test_what_someone_else_made_stays(script: str, given: str, message: str, fol
     subprocess.run(["bash", "-ec", script], cwd=folder, check=True)
     before = {path for path in folder.glob("venv/**/*") if path.name != "said"}
     done = make(folder, *given.format(folder).split())
-    assert message in done.communicate()[1] and done.returncode == 2
+    error = done.communicate()[1]
+    assert message in error and "Traceback" not in error and done.returncode == 2
     assert {path for path in folder.glob("venv/**/*") if path.name not in ("said", "lock")} == before
 
 
