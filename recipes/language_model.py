@@ -63,8 +63,7 @@ class Documentation:
         for read, written in zip(words, units):
             program = partial(bpe.apply, codes, [read], text / "bpe")
             yield Step(f"bpe {read.name}", text, (written,), program, (read, codes), version=bpe.VERSION)
-        prefixes = [word for split, path in zip(SPLITS, units) for word in (f"--{split}pref", path)]
-        program = partial(binarise, self.binary, "--only-source", *prefixes)
+        program = partial(binarise, self.binary, f"{text}/bpe/", "--only-source")
         yield Step("bin", text, (self.binarised,), program, units)
 
 

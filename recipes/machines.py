@@ -38,7 +38,6 @@ GB = 1e9
 class Gpu:
     index: str
     uuid: str
-    name: str
     memory: float | None
     """In bytes; None for a part of a card (MIG)."""
 
@@ -49,17 +48,17 @@ def visible_gpus() -> list[Gpu]:
     CUDA_VISIBLE_DEVICES selects and orders them, by numbers or beginnings of UUIDs. As in CUDA, the first unknown name
     ends the list.
     """
-    query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
+    query = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
     try:
         rows = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
         cells = [[part.strip() for part in line.split(",")] for line in rows]
-        cards = [Gpu(index, uuid, name, int(mib) * 2.0**20) for index, uuid, name, mib in cells]
+        cards = [Gpu(index, uuid, int(mib) * 2.0**20) for index, uuid, mib in cells]
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     chosen: list[Gpu] = []
     for name in [name.strip() for name in wanted.split(",")] if wanted is not None else [gpu.index for gpu in cards]:
-        part = [Gpu(name, name, "MIG", None)] if cards and name.startswith("MIG-") else []
+        part = [Gpu(name, name, None)] if cards and name.startswith("MIG-") else []
         known = part or [gpu for gpu in cards if name and (gpu.index == name or gpu.uuid.startswith(name))]
         if len(known) != 1:
             break

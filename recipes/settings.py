@@ -226,10 +226,7 @@ class Training(Settings):
                 f"AVERAGE checkpoints or more. Give SAVE_EVERY={fitting} AVERAGE={count}, or UPDATES={longer}."
             )
         if self.TOKENS and "UPDATE_FREQ" in self.model_fields_set:
-            raise ValueError(
-                f"UPDATE_FREQ={self.UPDATE_FREQ} is given, and TOKENS={self.TOKENS} decides how many batches an update "
-                "has; give another TOKENS=, or TOKENS= empty."
-            )
+            raise ValueError(f"UPDATE_FREQ={self.UPDATE_FREQ} has no effect with TOKENS={self.TOKENS}; change TOKENS=.")
         host, _, port = self.MASTER.rpartition(":")
         if self.NODES > 1 and self.WHERE == "here" and not (host and port.isdecimal()):
             raise ValueError(

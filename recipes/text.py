@@ -6,7 +6,7 @@ import hashlib
 import logging
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,11 @@ log = logging.getLogger(__name__)
 SPLITS = ("train", "valid", "test")
 
 
-def binarise(folder: Path, *options: object) -> None:
+def binarise(folder: Path, prefix: str, *options: object, splits: Sequence[str] = SPLITS) -> None:
     """Write a folder of fairseq's binary data, completely or not at all.
+
+    Args:
+        prefix: path of the texts up to the name of the split.
 
     Raises:
         Failed: fairseq-preprocess failed. Its output is in preprocess.log next to the folder.
@@ -36,6 +39,7 @@ def binarise(folder: Path, *options: object) -> None:
     for old in (folder, part):
         shutil.rmtree(old, ignore_errors=True)
     command = [sys.executable, "-m", "fairseq_cli.preprocess", *map(str, options), "--destdir", str(part)]
+    command += [word for split in splits for word in (f"--{split}pref", f"{prefix}{split}")]
     stream(command, folder.with_name("preprocess.log"), "wb")
     part.rename(folder)
 
@@ -233,6 +237,5 @@ class Text:
         s = self.settings
         expected = {f"{self.words.name}/{name}": count for name, count in zip(SPLITS, s.EXPECT)}
         compare(self.folder, (self.source, self.target), expected, s.BLOBS)
-        prefixes = [word for name in SPLITS for word in (f"--{name}pref", self.folder / "bpe" / name)]
         options = ("--source-lang", self.source, "--target-lang", self.target, "--joined-dictionary")
-        binarise(self.binary, *options, *prefixes, "--workers", cores())
+        binarise(self.binary, f"{self.folder}/bpe/", *options, "--workers", cores())

@@ -44,7 +44,7 @@ WRONG = [
     ("demo", "AVERAGE=21", "expected a multiple of SAVE_EVERY, with AVERAGE checkpoints or more. Give SAVE_EVERY=28"),
     ("iwslt14", "AVERAGE=91", "EPOCHS=90 make fewer checkpoints than AVERAGE=91 averages. Give AVERAGE=90"),
     ("iwslt14", "UPDATES=1000", "UPDATES=1000 is given, and EPOCHS=90 says how long it trains"),
-    ("wmt14-ende-6l", "UPDATE_FREQ=4", "UPDATE_FREQ=4 is given, and TOKENS=32768 decides how many batches an update"),
+    ("wmt14-ende-6l", "UPDATE_FREQ=4", "UPDATE_FREQ=4 has no effect with TOKENS=32768; change TOKENS=."),
     ("demo", "LR=inf", "LR=inf is invalid: input should be a finite number (peak learning rate)."),
     ("demo", "WIDTH=30", "WIDTH=30 is not a multiple of HEADS=4"),
     ("demo", "TOKENISER=normalise truecase", "is invalid: input should be 'lowercase', 'normalise',"),
