@@ -100,14 +100,11 @@ def test_an_environment_that_is_read_only_is_used(tmp_path, monkeypatch):
     guard.use_environment()
 
 
-def test_a_file_that_another_node_wrote_is_waited_for(tmp_path, monkeypatch):
+def test_a_file_that_another_node_wrote_is_waited_for(tmp_path):
     path = tmp_path / "checkpoint1.pt"
     with ThreadPoolExecutor(1) as pool:
         pool.submit(lambda: (time.sleep(0.3), path.touch()))
         guard.await_files([path])
-    monkeypatch.setattr(guard, "NFS_WAIT", 0)
-    with pytest.raises(ValueError, match="2.pt: another node has it, and this one did not see it in 0 s; .* RUNS="):
-        guard.await_files([path, tmp_path / "checkpoint2.pt"])
 
 
 # A recipe whose command saves when asked to stop, as training does.
