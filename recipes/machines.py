@@ -32,6 +32,8 @@ ON_CPUS = ["--distributed-no-spawn", "--distributed-backend", "gloo", "--ddp-bac
 MIN_BATCH_TOKENS = 1024
 """Smallest batch that an update is divided into."""
 GB = 1e9
+BUILDS = "make setup TORCH=cuda, or TORCH=cu126 for cards before compute capability 7.5 and older drivers"
+"""How to get a torch that runs on GPUs."""
 
 
 @dataclass(frozen=True)
@@ -216,11 +218,8 @@ def main() -> None:
         reason = str(error).partition("\n")[0].rstrip(".")
         variable = os.environ.get("CUDA_VISIBLE_DEVICES")
         reason += "" if variable is None else f"; CUDA_VISIBLE_DEVICES={variable}"
-        print(
-            f"torch {torch.__version__} runs on {works} GPUs here ({reason}), and the run needs {devices}. Give GPUS=, "
-            "or take another build: make setup TORCH=cuda, or TORCH=cu126 for cards before compute capability 7.5 and "
-            "older drivers."
-        )
+        found = f"torch {torch.__version__} runs on {works} GPUs here ({reason}), and the run needs {devices}"
+        print(f"{found}. Give GPUS=, or take another build: {BUILDS}.")
         raise SystemExit(1) from None
     if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         print("The GPUs here have no bf16, which comes with compute capability 8.0; take PRECISION=fp16.")

@@ -254,8 +254,6 @@ class Translation(Training):
     """source and target language"""
     DATA: Data | None = None
     """folder with the archives or their contents, instead of a download"""
-    URL: str = ""
-    """address of a folder with the archives, instead of the table's addresses"""
     TABLE: Folder = "recipes/archives.tsv"
     """sizes, checksums and addresses of archives"""
     INVALID: Literal["refuse", "replace"] = "refuse"
@@ -380,8 +378,6 @@ class Translations(Grid):
     """sentence pairs of the generated text to validate on"""
     TEST_PAIRS: PositiveInt = 1000
     """sentence pairs of the generated text to test on"""
-    URL: str = ""
-    """with PRESET=multi30k, as for make multi30k"""
     SUMS: str = ""
     """with PRESET=multi30k, as for make multi30k"""
     MERGES: Maybe[PositiveInt] = None

@@ -26,6 +26,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, PositiveFloat, PositiveInt
 
+from recipes.machines import BUILDS
 from recipes.processes import SCRIPT, Job, Needs
 from recipes.recipe import validated
 from recipes.steps.common import INTERRUPTED, write_lines
@@ -173,10 +174,8 @@ def make(work: Any, goal: str) -> None:
     import torch  # takes seconds, so it is not at the top
 
     if not (work.on_cpu or goal == "prepare" or torch.version.cuda):
-        raise ValueError(
-            f"{sys.prefix} has torch {torch.__version__}, a build without CUDA, and the jobs need GPUs. Take another "
-            "build: make setup TORCH=cuda, or TORCH=cu126 for cards before compute capability 7.5 and older drivers."
-        )
+        found = f"{sys.prefix} has torch {torch.__version__}, a build without CUDA, and the jobs need GPUs"
+        raise ValueError(f"{found}. Take another build: {BUILDS}.")
     slurm, after, ids = read_settings(Path(work.settings.SLURM)), "", []
     with locked(jobs[0].script.parent / ".guard"):
         queue = queued()

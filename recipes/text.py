@@ -160,7 +160,7 @@ class Text:
 
             sides = (self.source, self.target)
             names = [text.archive.format(language=side) for text in texts for side in sides if text.archive]
-            download(archive, Path(s.TABLE), s.URL, dict.fromkeys(names), self.recipe.file.needs.text)
+            download(archive, Path(s.TABLE), dict.fromkeys(names), self.recipe.file.needs.text)
         extract(archive, *arguments, **options)
 
     def _extraction(self, name: str, text: Raw, language: str) -> Step:

@@ -106,8 +106,7 @@ def test_where_gpus_are_missing_the_presets_for_a_cpu_are_named():
 
 
 def test_how_an_update_splits_is_said_and_missing_gpus_are_refused_before_the_text(tmp_path, monkeypatch, capsys):
-    given = {"GPUS": "4", "RUNS": str(tmp_path), "URL": "http://127.0.0.1:9"}
-    run = Translation(read("wmt14-ende-18l", given))
+    run = Translation(read("wmt14-ende-18l", {"GPUS": "4", "RUNS": str(tmp_path)}))
     monkeypatch.setattr(machines, "faults", lambda *_: "no GPU")
     with pytest.raises(ValueError, match="no GPU"):
         run.make("all")
