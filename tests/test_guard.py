@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import logging
 import os
 import signal
 import subprocess
@@ -31,26 +30,6 @@ import sys, time
 from recipes.steps.guard import *
 with locked(Path(sys.argv[1])): print('in', flush=True); time.sleep(float(sys.argv[2]))
 """
-
-
-def test_a_killed_holder_leaves_the_turn_and_a_new_one_is_named(tmp_path, caplog, monkeypatch):
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(guard, "NOTICE_SECONDS", 0.1)
-    path = tmp_path / "cell/.guard"
-    killed = python(HOLDER, path, 600)
-    assert killed.stdout.readline() == "in\n"
-    killed.kill()
-    killed.wait()
-    with guard.locked(path):
-        assert not caplog.messages, "the kernel ends a killed one's turn"
-    slow = python(HOLDER, path, 600)
-    assert slow.stdout.readline() == "in\n"
-    messages: list[str] = []
-    monkeypatch.setattr(guard.log, "info", lambda *said: (messages.append(said[0] % said[1:]), slow.kill()))
-    with guard.locked(path):
-        (said,) = messages
-    assert said.startswith(f"{path}: taken by process {slow.pid} on ") and said.endswith(". Waiting for its end.")
-    slow.wait()
 
 
 # A recipe whose step ignores signals.

@@ -186,17 +186,11 @@ def test_the_wanted_precision_and_no_other(precision):
         assert [word for word in words if word in FLAGS.values()] == list(filter(None, [FLAGS[precision]]))
 
 
-def test_a_text_is_prepared_whatever_gpus_are_here(nvidia_smi, monkeypatch, capsys):
-    nvidia_smi(*[8192] * 3)
-    monkeypatch.setattr(sys, "argv", ["recipes", "wmt14-ende-100l-prepare", "RUNS=nowhere", "-n"])
-    main()
-    assert "run  bin " in capsys.readouterr().out
-
-
-def test_a_grid_on_the_cpu_sees_no_gpu(monkeypatch):
-    """A grid on the CPU hides GPUs from its runs. On GPUs, each run has one."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    for words, seen in (("compare PRESET=gpu", "0,1"), ("sensitivity", "")):
+def test_what_needs_no_gpu_sees_none(nvidia_smi, monkeypatch):
+    """A grid on the CPU hides GPUs from its runs; on GPUs, each run has one. A text is prepared next to any GPUs."""
+    nvidia_smi(8192, 8192)
+    for words, seen in (("compare PRESET=gpu", "0,1"), ("sensitivity", ""), ("wmt14-ende-100l-prepare", "")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
         monkeypatch.setattr(sys, "argv", ["recipes", *words.split(), "RUNS=nowhere", "-n"])
         main()
         assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
