@@ -31,7 +31,6 @@ DEVICES = {"cpu": ["--cpu", "--num-workers", "0"], "gpu": ["--num-workers", "2",
 ON_CPUS = ["--distributed-no-spawn", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
 MIN_BATCH_TOKENS = 1024
 """Smallest batch that an update is divided into."""
-GB = 1e9
 BUILDS = "make setup TORCH=cuda, or TORCH=cu126 for cards before compute capability 7.5 and older drivers"
 """How to get a torch that runs on GPUs."""
 
@@ -41,7 +40,7 @@ class Gpu:
     index: str
     uuid: str
     memory: float | None
-    """In bytes; None for a part of a card (MIG)."""
+    """In GB; None for a part of a card (MIG)."""
 
 
 def visible_gpus() -> list[Gpu]:
@@ -54,7 +53,7 @@ def visible_gpus() -> list[Gpu]:
     try:
         rows = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
         cells = [[part.strip() for part in line.split(",")] for line in rows]
-        cards = [Gpu(index, uuid, int(mib) * 2.0**20) for index, uuid, mib in cells]
+        cards = [Gpu(index, uuid, int(mib) * 2**20 / 1e9) for index, uuid, mib in cells]
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -141,7 +140,7 @@ def plan(settings: Training) -> Machines:
             raise ValueError("MAX_TOKENS= is missing; expected the tokens of a batch.")
         return Machines(*where, s.MAX_TOKENS, s.UPDATE_FREQ)
     workers = s.NODES * devices
-    memory = s.MEMORY or min((gpu.memory / GB for gpu in visible if gpu.memory), default=None)
+    memory = s.MEMORY or min((gpu.memory for gpu in visible if gpu.memory), default=None)
     # If the memory is unknown, assume that the papers' batch fits.
     known = memory is not None and s.BY_MEMORY
     limit = s.MAX_TOKENS or (largest(s.BY_MEMORY, memory or 0) if known else s.DEVICE_TOKENS)

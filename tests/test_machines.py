@@ -116,7 +116,7 @@ def test_how_an_update_splits_is_said_and_missing_gpus_are_refused_before_the_te
 
 def test_cuda_visible_devices_chooses_in_its_order(nvidia_smi, monkeypatch):
     nvidia_smi(16384, 49152, 81920)
-    assert [round(gpu.memory / 1e9) for gpu in machines.visible_gpus()] == [17, 52, 86]
+    assert [round(gpu.memory) for gpu in machines.visible_gpus()] == [17, 52, 86]
     for wanted, indices in {
         "2,0": "20", "": "", "-1": "", "1": "1", " 1 , 2": "12", "GPU-b": "1", "0,7,1": "0", "GPU-x,0": "",
     }.items():  # fmt: skip
