@@ -79,13 +79,15 @@ class Slurm(BaseModel, extra="forbid", use_attribute_docstrings=True):
 
 
 def read_settings(path: Path) -> Slurm:
-    """Read a slurm.yaml. Without the file, the cluster's defaults hold.
+    """Read a slurm.yaml. Without the default file, the cluster's defaults hold.
 
     Raises:
         ValueError: a setting in the file is unknown or invalid.
+        FileNotFoundError: there is no file of the name that the user gave.
     """
     try:
-        return validated(Slurm, (yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None) or {})
+        text = path.read_text(encoding="utf-8") if path.exists() or path != Path("slurm.yaml") else ""
+        return validated(Slurm, yaml.safe_load(text) or {})
     except (TypeError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
 

@@ -140,10 +140,8 @@ def test_an_environment_is_not_installed_again_under_running_work(folder: Path) 
     with lock.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         done = subprocess.run(command, cwd=ROOT, input="", capture_output=True, text=True)
-    assert (
-        done.returncode == 2
-        and done.stderr == f"{folder}/venv is being set up. Wait for the end of that, and run again.\n"
-    )
+    assert done.returncode == 2
+    assert done.stderr == f"{folder}/venv is being set up. Wait for the end of that, and run again.\n"
 
 
 @pytest.mark.parametrize(
