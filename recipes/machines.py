@@ -217,8 +217,8 @@ def main() -> None:
         reason = str(error).partition("\n")[0].rstrip(".")
         variable = os.environ.get("CUDA_VISIBLE_DEVICES")
         reason += "" if variable is None else f"; CUDA_VISIBLE_DEVICES={variable}"
-        found = f"torch {torch.__version__} runs on {works} GPUs here ({reason}), and the run needs {devices}"
-        print(f"{found}. Give GPUS=, or take another build: {BUILDS}.")
+        fault = f"torch {torch.__version__} runs on {works} GPUs here ({reason}), and the run needs {devices}"
+        print(f"{fault}. Give GPUS=, or take another build: {BUILDS}.")
         raise SystemExit(1) from None
     if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         print("The GPUs here have no bf16, which comes with compute capability 8.0; take PRECISION=fp16.")

@@ -176,8 +176,8 @@ def make(work: Any, goal: str) -> None:
     import torch  # takes seconds, so it is not at the top
 
     if not (work.on_cpu or goal == "prepare" or torch.version.cuda):
-        found = f"{sys.prefix} has torch {torch.__version__}, a build without CUDA, and the jobs need GPUs"
-        raise ValueError(f"{found}. Take another build: {BUILDS}.")
+        fault = f"{sys.prefix} has torch {torch.__version__}, a build without CUDA, and the jobs need GPUs"
+        raise ValueError(f"{fault}. Take another build: {BUILDS}.")
     slurm, after, ids = read_settings(Path(work.settings.SLURM)), "", []
     with locked(jobs[0].script.parent / ".guard"):
         queue = queued()
