@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import mean
 from typing import Any
 
@@ -154,12 +155,12 @@ class Trainer:
         """A copy in which the norm of every site reads one fixed vector, at all positions of all batches."""
         model = self.copy("constant")
 
-        def hide(norm: nn.Module, args: tuple) -> tuple:
-            ramp = torch.linspace(-1, 1, args[0].shape[-1]).to(args[0])
-            return ramp.expand_as(args[0]), *args[1:]
+        def hide(axis: int, norm: nn.Module, args: tuple) -> tuple:
+            ramp = torch.linspace(-1, 1, args[0].shape[axis]).to(args[0])
+            return ramp.reshape(-1, *[1] * (-1 - axis)).expand_as(args[0]), *args[1:]
 
         for site in attached(model)[1].sites:
-            site.norm.register_forward_pre_hook(hide)
+            site.norm.register_forward_pre_hook(partial(hide, site.axis))
         return model
 
 
