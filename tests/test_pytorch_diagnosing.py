@@ -93,6 +93,7 @@ def scripted(monkeypatch):
 def test_the_model_is_as_it_was():
     model = Model()
     model.encoder.eval()
+    model.kept = model(BATCHES[0])
     weights, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     modes = [module.training for module in model.modules()]
     data = DataLoader(torch.cat(BATCHES), batch_size=4, shuffle=True)

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from ..errors import AdminError
 from .attaching import attach, attached
 from .batch import by_name
+from .channel_flow import tensors
 from .profiling import profile
 from .sites import grouped
 from .trace import undisturbed
@@ -116,7 +117,9 @@ class Trainer:
         redraw: permute the columns of each matrix, which gives other weights of the same initial distribution. Matrices
         of one size get one permutation, so layers that start as copies stay copies.
         """
-        model = copy.deepcopy(self.model).train()
+        # Tensors with a gradient that modules keep, such as attention weights, cannot be copied.
+        kept = [x for module in self.model.modules() for x in tensors(vars(module)) if not x.is_leaf]
+        model = copy.deepcopy(self.model, {id(x): x.detach() for x in kept}).train()
         for weight in model.parameters() if redraw else ():
             if weight.dim() > 1 and weight.requires_grad:
                 seeded = torch.Generator().manual_seed(weight.numel())

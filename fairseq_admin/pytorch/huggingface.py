@@ -46,8 +46,7 @@ class AdminCallback(TrainerCallback):
             return
         with torch.random.fork_rng():  # so that training draws the same batch again
             batch = next(iter(kwargs["train_dataloader"]))
-        device = next(model.parameters()).device
-        profile(model, tree_map_only(torch.Tensor, lambda value: value.to(device), dict(batch)), rule=self.rule)
+        profile(model, tree_map_only(torch.Tensor, lambda value: value.to(args.device), dict(batch)), rule=self.rule)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         summary = omega_summary(torch.cat(list(omegas(kwargs["model"]).values())))

@@ -278,7 +278,7 @@ def grouped(reasons: dict[str, str]) -> str:
     """Join reasons into one text. Each reason follows the first name to which it applies, and two like it."""
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():
-        names.setdefault(reason, []).append(name)
+        names.setdefault(reason, []).append(name or "the model")
     groups = []
     for reason, (first, *others) in names.items():
         alike = others if len(others) < 3 else [*others[:2], f"{len(others) - 2} more"]

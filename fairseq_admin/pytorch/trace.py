@@ -105,7 +105,7 @@ class Trace(TorchFunctionMode):
             return result
         name = func.__name__ if kwargs.get("alpha", 1) == 1 else f"{func.__name__} with alpha"
         if ("layer_norm" in name or "rms_norm" in name) and self.value(args[0]).made_by in ADDS:
-            self.strangers[self.running[-1].module] = f"calls {name} outside a call of a norm with weights"
+            self.strangers[self.running[-1].module] = f"calls {name}, but not as norm(x), a module with weights"
         made = self.record(name, [value for _, value in inputs], tensors_made)
         if args and name in MOVES:  # the sizes of this example say where each axis goes
             made[0].order = tuple(func(torch.empty(tuple(range(result.dim()))), *args[1:], **kwargs).shape)
