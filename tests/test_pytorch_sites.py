@@ -183,6 +183,7 @@ REFUSED = {
     "weight": (kind(lambda self, x: functional.linear(x, 2 * self.fc1.weight)), "also read by linear"),
     "before": (kind(lambda self, x: self.fc1(self.other(x)), other=lambda: nn.LayerNorm(8)), "also read by norm"),
     "itself": (kind(lambda self, x: self.fc1(x) * x), "also read by tanh"),
+    "a bound": (kind(lambda self, x: self.fc1(x.clamp(-99, 99))), "also read by clamp"),
     "fft": (kind(lambda self, x: self.fc1(x) + torch.fft.fft(x).real), "also read by fft_fft"),
     "groups": (
         kind(lambda self, x: self.conv(x.transpose(1, 2)).transpose(1, 2), conv=lambda: nn.Conv1d(8, 8, 1, groups=2)),
@@ -196,7 +197,7 @@ REFUSED = {
     ),
     "norm": (kind(lambda self, x: self.fc1(self.norm(x))), r"layers\.0\.norm is called 2 times"),
     "an expert without a token": (
-        kind(lambda self, x: self.fc1(x) + self.expert(x[x > 9].view(-1, 8)).sum(), expert=lambda: nn.Linear(8, 8)),
+        kind(lambda self, x: self.fc1(x) + self.expert(x[x > 999].view(-1, 8)).sum(), expert=lambda: nn.Linear(8, 8)),
         "__getitem__",
     ),
 }  # fmt: skip
@@ -485,7 +486,7 @@ def test_a_fold_that_cannot_be_compared_is_refused():
     named, bound = (admin.attach(Stack(Layer).double(), X) for _ in range(2))
     named.register_forward_hook(lambda model, args, output: SimpleNamespace(logits=output))
     bound.forward = lambda x: Stack.forward(bound, x)  # a deep copy calls the modules of the original
-    for model, fault in ((named, "no outputs in a SimpleNamespace"), (bound, "a deep copy skips layers.0.norm")):
+    for model, fault in ((named, "no floats in a SimpleNamespace"), (bound, "a deep copy skips layers.0.norm")):
         with pytest.raises(ValueError, match=rf"^Stack: the fold cannot be compared \({fault}\)\. Call fold\(model\)"):
             admin.fold(model, X)
         admin.fold(model)

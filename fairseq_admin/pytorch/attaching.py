@@ -313,7 +313,7 @@ def compare(root: nn.Module, weights: Iterable[Tensor], batch: Any, sites: list[
         if new.is_floating_point() and scaled.isdisjoint(graph.value(new).channels)
     ]
     if skipped or not pairs:
-        fault = f"a deep copy skips {skipped[0]}" if skipped else f"no outputs in a {type(graph.result).__name__}"
+        fault = f"a deep copy skips {skipped[0]}" if skipped else f"no floats in a {type(graph.result).__name__}"
         raise AdminError(
             f"{type(root).__name__}: the fold cannot be compared ({fault}). Call fold(model) without a batch, and "
             "compare what the model gives before and after."

@@ -132,8 +132,11 @@ def run(function: Any, args: Any, kwargs: Any) -> tuple[Any, list[Tensor]]:
 
 
 def random_scale(channels: int) -> Tensor:
-    """Random powers of two of both signs. Rounding does not change products with them. Shape (C,)."""
-    powers = torch.tensor([-8.0, -4.0, -2.0, 2.0, 4.0, 8.0])
+    """Random powers of two of both signs. Rounding does not change products with them. Shape (C,).
+
+    The largest power exceeds the bounds in a model (clamp), and is exact in bfloat16 when 1 is added or subtracted.
+    """
+    powers = torch.tensor([-128.0, -8.0, -2.0, 2.0, 8.0, 128.0])
     return powers[torch.empty(channels, dtype=torch.int64).random_(6, generator=drawing(powers.device))]
 
 
