@@ -85,7 +85,7 @@ def command_line() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser("recipes", USAGE, add_help=False, allow_abbrev=False)
-    parser.description = f"Targets: {' '.join(recipes.files())}; status."
+    parser.description = f"Targets: {' '.join(recipes.files())}; status (of all runs in RUNS=)."
     parser.epilog = f"A recipe of one model has its steps as targets, too, with -{' -'.join(STEPS)} after its name."
     parser.add_argument("target", nargs="?", help="a recipe")
     parser.add_argument("words", nargs="*", metavar="NAME=VALUE", help="its settings")
@@ -98,7 +98,7 @@ def command_line() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
 
 def main() -> None:
     args, parser = command_line()
-    if not args.target:
+    if not args.target or (args.target == "status" and args.help):
         parser.print_help()
         return
     if args.target == "status":
@@ -115,6 +115,8 @@ def main() -> None:
     recipe = recipes.read(name, values)
     exported = recipe.settings.exported().items()
     os.environ.update({name: value for name, value in exported if name in values or name not in os.environ})
+    if goal == "prepare":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # it needs no GPU, so the GPUs here need not fit the model
     work, submits = work_of(recipe, goal), recipe.settings.WHERE == "slurm" and not in_cluster_job()
     if work.on_cpu:
         # Even with --cpu, fairseq clips gradients on a visible GPU, and starts a process for each of several GPUs.

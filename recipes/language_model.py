@@ -58,13 +58,12 @@ class Documentation:
         yield Step("words", text, words, partial(python_docs.write, text / "tok", self.library), settings=library)
         codes = text / "codes"
         learn = partial(bpe.write, codes, words[:1], s.MERGES)
-        yield Step("codes", text, (codes,), learn, words[:1], {"merges": s.MERGES})
+        yield Step("codes", text, (codes,), learn, words[:1], {"merges": s.MERGES}, bpe.VERSION)
         units = tuple(text / "bpe" / split for split in SPLITS)
         for read, written in zip(words, units):
             program = partial(bpe.apply, codes, [read], text / "bpe")
-            yield Step(f"bpe {read.name}", text, (written,), program, (read, codes))
-        prefixes = [word for split, path in zip(SPLITS, units) for word in (f"--{split}pref", path)]
-        program = partial(binarise, self.binary, "--only-source", *prefixes)
+            yield Step(f"bpe {read.name}", text, (written,), program, (read, codes), version=bpe.VERSION)
+        program = partial(binarise, self.binary, f"{text}/bpe/", "--only-source")
         yield Step("bin", text, (self.binarised,), program, units)
 
 

@@ -31,16 +31,16 @@ DEVICES = {"cpu": ["--cpu", "--num-workers", "0"], "gpu": ["--num-workers", "2",
 ON_CPUS = ["--distributed-no-spawn", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
 MIN_BATCH_TOKENS = 1024
 """Smallest batch that an update is divided into."""
-GB = 1e9
+BUILDS = "make setup TORCH=cuda, or TORCH=cu126 for cards before compute capability 7.5 and older drivers"
+"""How to get a torch that runs on GPUs."""
 
 
 @dataclass(frozen=True)
 class Gpu:
     index: str
     uuid: str
-    name: str
     memory: float | None
-    """In bytes; None for a part of a card (MIG)."""
+    """In GB; None for a part of a card (MIG)."""
 
 
 def visible_gpus() -> list[Gpu]:
@@ -49,17 +49,17 @@ def visible_gpus() -> list[Gpu]:
     CUDA_VISIBLE_DEVICES selects and orders them, by numbers or beginnings of UUIDs. As in CUDA, the first unknown name
     ends the list.
     """
-    query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
+    query = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
     try:
         rows = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
         cells = [[part.strip() for part in line.split(",")] for line in rows]
-        cards = [Gpu(index, uuid, name, int(mib) * 2.0**20) for index, uuid, name, mib in cells]
+        cards = [Gpu(index, uuid, int(mib) * 2**20 / 1e9) for index, uuid, mib in cells]
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     chosen: list[Gpu] = []
     for name in [name.strip() for name in wanted.split(",")] if wanted is not None else [gpu.index for gpu in cards]:
-        part = [Gpu(name, name, "MIG", None)] if cards and name.startswith("MIG-") else []
+        part = [Gpu(name, name, None)] if cards and name.startswith("MIG-") else []
         known = part or [gpu for gpu in cards if name and (gpu.index == name or gpu.uuid.startswith(name))]
         if len(known) != 1:
             break
@@ -140,7 +140,7 @@ def plan(settings: Training) -> Machines:
             raise ValueError("MAX_TOKENS= is missing; expected the tokens of a batch.")
         return Machines(*where, s.MAX_TOKENS, s.UPDATE_FREQ)
     workers = s.NODES * devices
-    memory = s.MEMORY or min((gpu.memory / GB for gpu in visible if gpu.memory), default=None)
+    memory = s.MEMORY or min((gpu.memory for gpu in visible if gpu.memory), default=None)
     # If the memory is unknown, assume that the papers' batch fits.
     known = memory is not None and s.BY_MEMORY
     limit = s.MAX_TOKENS or (largest(s.BY_MEMORY, memory or 0) if known else s.DEVICE_TOKENS)
@@ -217,11 +217,8 @@ def main() -> None:
         reason = str(error).partition("\n")[0].rstrip(".")
         variable = os.environ.get("CUDA_VISIBLE_DEVICES")
         reason += "" if variable is None else f"; CUDA_VISIBLE_DEVICES={variable}"
-        print(
-            f"torch {torch.__version__} runs on {works} GPUs here ({reason}), and the run needs {devices}. Give GPUS=, "
-            "or take another build: make setup TORCH=cuda, or TORCH=cu126 for cards before compute capability 7.5 and "
-            "older drivers."
-        )
+        fault = f"torch {torch.__version__} runs on {works} GPUs here ({reason}), and the run needs {devices}"
+        print(f"{fault}. Give GPUS=, or take another build: {BUILDS}.")
         raise SystemExit(1) from None
     if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         print("The GPUs here have no bf16, which comes with compute capability 8.0; take PRECISION=fp16.")

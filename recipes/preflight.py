@@ -17,7 +17,7 @@ from recipes import machines
 from recipes.recipe import Recipe
 from recipes.steps.common import read_lines
 from recipes.steps.download import disk_space, size
-from recipes.steps.table import read_table
+from recipes.steps.table import Archive, read_table
 from recipes.training import Pipeline
 
 UPDATES, WARM_UP = 10, 3
@@ -48,14 +48,24 @@ def parameters(run: Pipeline) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def disk(recipe: Recipe, count: int, archives: list[str]) -> tuple[str, str]:
+def archives_of(run: Pipeline) -> list[Archive]:
+    """The archives from which the text will be made. They may be there already."""
+    reads = {path for step in run.chain().plan(run.text.goals) for path in step.reads}
+    names = {path.name for path in reads if path.parent == run.recipe.archives}
+    return [row for name, row in read_table(Path(run.settings.TABLE)).items() if name in names] if names else []
+
+
+def disk(recipe: Recipe, count: int, archives: list[Archive]) -> tuple[str, str]:
     """A line on the space that the run needs and has; and a fault if the space is too small.
 
     A checkpoint has fp32 weights and two moments. The run has AVERAGE checkpoints and four more: the newest, the best,
     one of an early stop, and one that is being written. The average and the model have weights only.
+
+    Args:
+        count: number of parameters.
+        archives: see `archives_of`.
     """
-    table = read_table(Path(recipe.settings.TABLE)) if archives else {}
-    downloads, text = disk_space((table[name] for name in archives), recipe.archives, recipe.file.needs.text)
+    downloads, text = disk_space(archives, recipe.archives, recipe.file.needs.text)
     checkpoints = count * 4 * (3 * (recipe.settings.AVERAGE + 4) + 2)
     folder = next(path for path in recipe.run.absolute().parents if path.exists())
     free = shutil.disk_usage(folder).free
@@ -110,17 +120,16 @@ def page(run: Pipeline) -> None:
     """
     recipe, m, settings = run.recipe, run.machine, run.settings
     faults = machines.faults(m, settings.PRECISION, recipe.file.presets)
-    prepared = next(run.text.binary.glob("train*.idx"), None) is not None
-    text = [] if prepared else run.chain().plan(run.text.goals)
-    read, count = dict.fromkeys(path for step in text for path in step.reads), parameters(run)
-    archives = [path.name for path in read if path.parent == recipe.archives and not path.exists()]
+    prepared, count = next(run.text.binary.glob("train*.idx"), None) is not None, parameters(run)
+    archives = [] if prepared else archives_of(run)
+    missing = [row.name for row in archives if not (recipe.archives / row.name).exists()]
     room, no_room = disk(recipe, count, archives)
     on = "the CPU" if m.cpu else "GPUs"
     print(f"{recipe.row}: {count:,} parameters, {settings.PRECISION or 'fp32'}, on {on}")
     print(f"plan: an update of {m.tokens} tokens: {m} (nodes x devices x batches)")
     print(room)
-    if archives:
-        print(f"text: to download: {' '.join(archives)}")
+    if missing:
+        print(f"text: to download: {' '.join(missing)}")
     if faults:
         print("not timed: the recipe's device is not here")
     elif m.nodes > 1:

@@ -100,7 +100,6 @@ def _stop(child: multiprocessing.process.BaseProcess, group: int) -> int:
 def _within(group: subprocess.Popen, work: Callable[[], object]) -> None:
     """Do the work in that group. Only the parent may hold the watcher's pipe open."""
     os.setpgid(0, group.pid)
-    os.register_at_fork(after_in_child=lambda: [signal.signal(number, signal.SIG_DFL) for number in STOP])
     group.stdin.close()  # type: ignore[union-attr]
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     work()

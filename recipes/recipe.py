@@ -99,7 +99,13 @@ class File(BaseModel, extra="forbid", frozen=True):
         return next(iter(self.presets))
 
     def values(self, size: str, preset: str) -> dict[str, Any]:
-        """The settings as they are before the user changes any."""
+        """The settings as they are before the user changes any.
+
+        Raises:
+            ValueError: there is no such preset.
+        """
+        if preset not in self.presets:
+            raise ValueError(f"PRESET={preset} is unknown; expected {' or '.join(self.presets)}.")
         return {**self.settings, **self.fixed, **self.sizes.get(size, {}), **self.presets[preset], "PRESET": preset}
 
 
@@ -118,9 +124,15 @@ class Recipe:
     """for a run of a grid: the run's name"""
 
     @property
+    def values(self) -> dict[str, str]:
+        """The user's values, and the preset if there are several: its default may be another one on another machine."""
+        preset = {"PRESET": self.settings.PRESET} if len(self.file.presets) > 1 else {}
+        return {**preset, **self.user_values}
+
+    @property
     def words(self) -> list[str]:
-        """The user's values, as words of a command line."""
-        return [f"{name}={value}" for name, value in self.user_values.items()]
+        """The values, as words of a command line."""
+        return [f"{name}={value}" for name, value in self.values.items()]
 
     @property
     def name(self) -> str:
@@ -159,7 +171,8 @@ class Recipe:
 
     @property
     def archives(self) -> Path:
-        return Path(self.settings.RUNS, "archives")
+        """The folder of the archives: the user's, or the one to download them to."""
+        return Path(dict(self.settings).get("DATA") or Path(self.settings.RUNS, "archives"))
 
     @property
     def command(self) -> str:
@@ -169,9 +182,8 @@ class Recipe:
         """
         left_out = {"METHOD", "SEED", "NODE_RANK", "WATCH", *Machine.model_fields} - {"RUNS"}
         left_out |= {"MASTER"} if self.settings.WHERE == "slurm" else set()
-        preset = {"PRESET": self.settings.PRESET} if len(self.file.presets) > 1 else {}
-        values = sorted({**preset, **self.user_values}.items())
-        return shlex.join(["make", self.target, *(f"{name}={value}" for name, value in values if name not in left_out)])
+        words = sorted(f"{name}={value}" for name, value in self.values.items() if name not in left_out)
+        return shlex.join(["make", self.target, *words])
 
 
 @functools.cache
@@ -238,8 +250,6 @@ def read(target: str, user_values: dict[str, str]) -> Recipe:
             f"{unknown}={user_values[unknown]} is not a setting of {target}.{like} See make help TARGET={target}."
         )
     preset = user_values.get("PRESET") or file.preset
-    if preset not in file.presets:
-        raise ValueError(f"PRESET={preset} is unknown; expected {' or '.join(file.presets)}.")
     values = file.values(size, preset) | user_values
     if values.get("EPOCHS") and "UPDATES" in user_values:
         raise ValueError(
@@ -255,6 +265,7 @@ def help_lines(target: str, user_values: dict[str, str]) -> list[str]:
     values = file.values(size, user_values.get("PRESET") or file.preset) | user_values
     hidden = {name for name, value in values.items() if isinstance(value, dict)}
     hidden |= {"UPDATES"} if values.get("EPOCHS") else set()
+    hidden |= {"UPDATE_FREQ"} if values.get("TOKENS") else {"DEVICE_TOKENS", "BY_MEMORY", "MEMORY"}
     lines = [f"make {target} PRESET={'|'.join(file.presets)}", ""]
     return [*lines, *described(file.model, [name for name in file.names if name not in hidden], values)]
 

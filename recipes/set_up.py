@@ -164,8 +164,9 @@ def main() -> None:
                 make(venv, torch, python)
                 install(venv)
                 (venv / "ready").touch()
-    except ValueError as error:
-        print(error, file=sys.stderr)
+    except (ValueError, OSError) as error:
+        advice = ". Check its permissions and the disk, or give another VENV=." if isinstance(error, OSError) else ""
+        print(f"{error}{advice}", file=sys.stderr)
         raise SystemExit(2) from None
     except subprocess.CalledProcessError as error:
         print(f"{venv}: not set up, the command above ended with status {error.returncode}.", file=sys.stderr)

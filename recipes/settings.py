@@ -225,6 +225,8 @@ class Training(Settings):
                 f"UPDATES={updates} SAVE_EVERY={every} AVERAGE={average}: expected a multiple of SAVE_EVERY, with "
                 f"AVERAGE checkpoints or more. Give SAVE_EVERY={fitting} AVERAGE={count}, or UPDATES={longer}."
             )
+        if self.TOKENS and "UPDATE_FREQ" in self.model_fields_set:
+            raise ValueError(f"UPDATE_FREQ={self.UPDATE_FREQ} has no effect with TOKENS={self.TOKENS}; change TOKENS=.")
         host, _, port = self.MASTER.rpartition(":")
         if self.NODES > 1 and self.WHERE == "here" and not (host and port.isdecimal()):
             raise ValueError(
@@ -252,8 +254,6 @@ class Translation(Training):
     """source and target language"""
     DATA: Data | None = None
     """folder with the archives or their contents, instead of a download"""
-    URL: str = ""
-    """address of a folder with the archives, instead of the table's addresses"""
     TABLE: Folder = "recipes/archives.tsv"
     """sizes, checksums and addresses of archives"""
     INVALID: Literal["refuse", "replace"] = "refuse"
@@ -378,8 +378,6 @@ class Translations(Grid):
     """sentence pairs of the generated text to validate on"""
     TEST_PAIRS: PositiveInt = 1000
     """sentence pairs of the generated text to test on"""
-    URL: str = ""
-    """with PRESET=multi30k, as for make multi30k"""
     SUMS: str = ""
     """with PRESET=multi30k, as for make multi30k"""
     MERGES: Maybe[PositiveInt] = None

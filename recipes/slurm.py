@@ -26,6 +26,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, PositiveFloat, PositiveInt
 
+from recipes.machines import BUILDS
 from recipes.processes import SCRIPT, Job, Needs
 from recipes.recipe import validated
 from recipes.steps.common import INTERRUPTED, write_lines
@@ -78,13 +79,15 @@ class Slurm(BaseModel, extra="forbid", use_attribute_docstrings=True):
 
 
 def read_settings(path: Path) -> Slurm:
-    """Read a slurm.yaml. Without the file, the cluster's defaults hold.
+    """Read a slurm.yaml. Without the default file, the cluster's defaults hold.
 
     Raises:
         ValueError: a setting in the file is unknown or invalid.
+        FileNotFoundError: there is no file of the name that the user gave.
     """
     try:
-        return validated(Slurm, (yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None) or {})
+        text = path.read_text(encoding="utf-8") if path.exists() or path != Path("slurm.yaml") else ""
+        return validated(Slurm, yaml.safe_load(text) or {})
     except (TypeError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
 
@@ -173,10 +176,8 @@ def make(work: Any, goal: str) -> None:
     import torch  # takes seconds, so it is not at the top
 
     if not (work.on_cpu or goal == "prepare" or torch.version.cuda):
-        raise ValueError(
-            f"{sys.prefix} has torch {torch.__version__}, a build without CUDA, and the jobs need GPUs. Take another "
-            "build: make setup TORCH=cuda, or TORCH=cu126 for cards before compute capability 7.5 and older drivers."
-        )
+        fault = f"{sys.prefix} has torch {torch.__version__}, a build without CUDA, and the jobs need GPUs"
+        raise ValueError(f"{fault}. Take another build: {BUILDS}.")
     slurm, after, ids = read_settings(Path(work.settings.SLURM)), "", []
     with locked(jobs[0].script.parent / ".guard"):
         queue = queued()

@@ -5,10 +5,10 @@ A run is a folder below RUNS that has the log of a training.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
+from recipes.recipe import collect
 from recipes.steps.checkpoints import furthest
 from recipes.steps.guard import locked
 
@@ -36,7 +36,7 @@ def state(run: Path) -> str:
     return "stopped before its first checkpoint"
 
 
-def lines(words: Sequence[str]) -> Iterator[str]:
+def lines(words: list[str]) -> Iterator[str]:
     """A line for each run, sorted by folder.
 
     Args:
@@ -45,11 +45,11 @@ def lines(words: Sequence[str]) -> Iterator[str]:
     Raises:
         ValueError: a word is not RUNS=FOLDER, or the folder does not exist.
     """
-    settings = dict(word.partition("=")[::2] for word in words)
+    settings = collect("status", words, ["RUNS"])
     if settings.keys() - {"RUNS"}:
         raise ValueError(f"status {' '.join(words)}: expected RUNS=FOLDER, or nothing.")
-    runs = Path(settings.get("RUNS") or os.environ.get("RUNS") or "runs")
-    if settings and not runs.is_dir():
+    runs = Path(settings.get("RUNS") or "runs")
+    if words and not runs.is_dir():
         raise ValueError(f"RUNS={runs}: no such folder. Give the recipes' RUNS=; without it, it is runs/.")
     folders = {log.parent for log in runs.rglob("train*.log")}
     if not folders:

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,11 @@ log = logging.getLogger(__name__)
 SPLITS = ("train", "valid", "test")
 
 
-def binarise(folder: Path, *options: object) -> None:
+def binarise(folder: Path, prefix: str, *options: object, splits: Sequence[str] = SPLITS) -> None:
     """Write a folder of fairseq's binary data, completely or not at all.
+
+    Args:
+        prefix: path of the texts up to the name of the split.
 
     Raises:
         Failed: fairseq-preprocess failed. Its output is in preprocess.log next to the folder.
@@ -36,6 +39,7 @@ def binarise(folder: Path, *options: object) -> None:
     for old in (folder, part):
         shutil.rmtree(old, ignore_errors=True)
     command = [sys.executable, "-m", "fairseq_cli.preprocess", *map(str, options), "--destdir", str(part)]
+    command += [word for split in splits for word in (f"--{split}pref", f"{prefix}{split}")]
     stream(command, folder.with_name("preprocess.log"), "wb")
     part.rename(folder)
 
@@ -156,7 +160,7 @@ class Text:
 
             sides = (self.source, self.target)
             names = [text.archive.format(language=side) for text in texts for side in sides if text.archive]
-            download(archive, Path(s.TABLE), s.URL, dict.fromkeys(names), self.recipe.file.needs.text)
+            download(archive, Path(s.TABLE), dict.fromkeys(names), self.recipe.file.needs.text)
         extract(archive, *arguments, **options)
 
     def _extraction(self, name: str, text: Raw, language: str) -> Step:
@@ -172,10 +176,10 @@ class Text:
         else:
             options["invalid"] = settings["invalid"] = s.INVALID
             options["table"] = Path(s.TABLE) if s.DATA else None
-        archive = Path(s.DATA or self.recipe.archives, (text.archive or "").format(language=language))
+        archive = self.recipe.archives / (text.archive or "").format(language=language)
         reads: tuple[Path, ...] = (archive,)
         if s.DATA and not archive.is_file():
-            archive = Path(s.DATA)
+            archive = self.recipe.archives
             reads = tuple(unpacked(archive, member) for member in members)
         program = partial(self._extract, archive, members, out, text.kind, **options)
         return Step(f"raw {name}.{language}", self.raw, (out,), program, reads, settings)
@@ -233,6 +237,5 @@ class Text:
         s = self.settings
         expected = {f"{self.words.name}/{name}": count for name, count in zip(SPLITS, s.EXPECT)}
         compare(self.folder, (self.source, self.target), expected, s.BLOBS)
-        prefixes = [word for name in SPLITS for word in (f"--{name}pref", self.folder / "bpe" / name)]
         options = ("--source-lang", self.source, "--target-lang", self.target, "--joined-dictionary")
-        binarise(self.binary, *options, *prefixes, "--workers", cores())
+        binarise(self.binary, f"{self.folder}/bpe/", *options, "--workers", cores())

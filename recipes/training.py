@@ -88,13 +88,13 @@ class Pipeline:
     def jobs(self, goal: str) -> list[Job]:
         """The cluster jobs that make a goal, in order: text, training, the rest. Each runs a target of the recipe.
 
-        Complete parts have no job.
+        Complete parts have no job. Only the text has workers.
         """
         recipe, machine = self.recipe, self.machine
-        needs, gpus = recipe.file.needs, 0 if machine.cpu else machine.gpus
-        needed_by = {"prepare": needs}
+        gpus, needed_by = 0 if machine.cpu else machine.gpus, {"prepare": recipe.file.needs}
+        needs = replace(recipe.file.needs, cpus=self.settings.OMP_NUM_THREADS or 1)
         if goal != "prepare":
-            needed_by["train"] = replace(needs, nodes=machine.nodes, gpus=gpus, cpus=1)
+            needed_by["train"] = replace(needs, nodes=machine.nodes, gpus=gpus)
         if goal not in needed_by:
             needed_by[goal] = replace(needs, gpus=min(1, gpus))
         chain, jobs = self.chain(), []
@@ -105,10 +105,17 @@ class Pipeline:
         return jobs
 
     def make(self, goal: str) -> None:
-        """Make the files of a goal. Refuse to change the text once a model was trained on it."""
+        """Make the files of a goal. Refuse to change the text once a model was trained on it.
+
+        Raises:
+            ValueError: this machine cannot train the model, or settings of existing files differ.
+        """
         chain, recipe = self.chain(), self.recipe
-        if self.settings.TOKENS and goal != "prepare" and chain.plan([self.trained]):
-            print(f"An update of {self.machine.tokens} tokens: {self.machine} (nodes x devices x batches).", flush=True)
+        if goal != "prepare" and chain.plan([self.trained]):
+            if self.settings.TOKENS:
+                print(f"An update of {self.machine.tokens} tokens: {self.machine} (nodes x devices x batches).")
+            if fault := machines.faults(self.machine, self.settings.PRECISION, recipe.file.presets):
+                raise ValueError(fault)  # now, not after hours of work on the text
         warnings.simplefilter("ignore")  # fairseq and its libraries warn about each other; users cannot fix that
         if self.machine.node and in_cluster_job():
             await_files(self.goals["prepare"])  # an earlier job made the text
@@ -241,8 +248,6 @@ class Pipeline:
 
     def train(self) -> None:
         """Train, from the newest checkpoint if there is one. `check_resume` has compared the settings before."""
-        if fault := machines.faults(self.machine, self.settings.PRECISION, self.recipe.file.presets):
-            raise ValueError(fault)
         (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         node = f"-node{self.machine.node}" if self.machine.node else ""
         shown = {self.unit: self.length, "smaller_batch": self.machine.smaller_batch, "every": self.settings.LOG_EVERY}

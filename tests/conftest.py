@@ -313,16 +313,14 @@ def without_plugin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """nvidia_smi((MiB, name), ...) puts a program on PATH that lists such GPUs, as NVIDIA's does."""
+    """nvidia_smi(MiB, ...) puts a program on PATH that lists GPUs of such memory, as NVIDIA's does."""
     folder = tmp_path / "driver"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def install(*gpus: tuple[int, str], status: int = 0) -> None:
-        rows = "".join(
-            f"echo '{index}, GPU-{chr(97 + index) * 8}-0000, {name}, {mib}'\n" for index, (mib, name) in enumerate(gpus)
-        )
+    def install(*gpus: int, status: int = 0) -> None:
+        rows = "".join(f"echo '{index}, GPU-{chr(97 + index) * 8}-0000, {mib}'\n" for index, mib in enumerate(gpus))
         program = folder / "nvidia-smi"
         program.write_text(f"#!/bin/sh\n{rows}exit {status}\n")
         program.chmod(0o755)

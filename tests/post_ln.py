@@ -132,3 +132,15 @@ class Stack(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return self.out(x)
+
+
+class ChannelsFirst(nn.Module):
+    """A layer of a `Stack` in which channels come before positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.convolution = nn.BatchNorm1d(8), nn.Conv1d(8, 8, 1)
+
+    def forward(self, x):
+        x = x.transpose(1, 2)
+        return self.norm(x + self.convolution(x).tanh()).transpose(1, 2)

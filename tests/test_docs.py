@@ -103,6 +103,19 @@ def test_pages_name_everything(page: str, names: set[str]) -> None:
     assert sorted(name for name in names if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text)) == []
 
 
+def test_defaults_of_commands_are_the_parsers() -> None:
+    """Does docs/commands.md give the defaults of the parser, which its help repeats?"""
+    page = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
+    documented = re.findall(r"`(--[a-z-]+)`[^`()|]*\((?:default )?`?([\w.-]+)`?\)", page)
+    for options, cells in re.findall(r"^\| (`--[^|]+) \| ([^|]+) \|", page, re.M):
+        documented += [(name.strip("`"), cell) for name, cell in zip(options.split(", "), cells.split(", "))]
+    actions = {name: it for parser in cli.parsers()[1].values() for it in parser._actions for name in it.option_strings}
+    defaults = {name: match[1] for name, it in actions.items() if (match := re.search(r"default: ([\w.-]+)", it.help))}
+    pairs = {name: text.split()[0].strip("`") for name, text in documented if name in defaults}
+    assert len(pairs) > 12 and pairs.items() <= defaults.items(), pairs
+    assert all(actions[name].default in (None, (actions[name].type or str)(text)) for name, text in pairs.items())
+
+
 def test_a_scheme_learns_at_a_rate_where_every_seed_does() -> None:
     runs = [("1e-3", 1), ("1e-3", 2), ("3e-4", 1), ("3e-4", 2), ("1e-4", 1)]
     rows = [

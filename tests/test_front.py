@@ -15,7 +15,6 @@ from conftest import ROOT, front, make_environment, names, run_module
 from fairseq_admin.method.schemes import SCHEMES
 from recipes import recipe as recipes
 from recipes.chain import Chain, Step
-from recipes.demo.generate_corpus import corpus
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.guard import exclusive_folder
 from recipes.steps.results import read as read_results
@@ -44,6 +43,7 @@ WRONG = [
     ("demo", "AVERAGE=21", "expected a multiple of SAVE_EVERY, with AVERAGE checkpoints or more. Give SAVE_EVERY=28"),
     ("iwslt14", "AVERAGE=91", "EPOCHS=90 make fewer checkpoints than AVERAGE=91 averages. Give AVERAGE=90"),
     ("iwslt14", "UPDATES=1000", "UPDATES=1000 is given, and EPOCHS=90 says how long it trains"),
+    ("wmt14-ende-6l", "UPDATE_FREQ=4", "UPDATE_FREQ=4 has no effect with TOKENS=32768; change TOKENS=."),
     ("demo", "LR=inf", "LR=inf is invalid: input should be a finite number (peak learning rate)."),
     ("demo", "WIDTH=30", "WIDTH=30 is not a multiple of HEADS=4"),
     ("demo", "TOKENISER=normalise truecase", "is invalid: input should be 'lowercase', 'normalise',"),
@@ -71,6 +71,8 @@ COMMAND_LINES = [
     ("", 0, "Targets: compare deeper demo"),
     ("--help", 0, "-n, --dry-run"),
     ("demo --help", 0, "make demo PRESET=cpu"),
+    ("demo PRESET=tpu --help", 2, "PRESET=tpu is unknown; expected cpu."),
+    ("status --help", 0, "status (of all runs in RUNS=)"),
     ("demo LAYERS=2 --lr 3", 2, "unrecognized arguments: --lr 3"),
     ("wmt15-preflight", 2, "wmt15-preflight is unknown; expected one of compare"),
     ("demo typo", 2, "typo: expected NAME=VALUE, a setting of demo."),
@@ -104,6 +106,10 @@ def test_an_option_of_fairseqs_is_the_setting_that_renames_it():
 
 def test_help_lists_nothing_that_the_recipe_refuses():
     """Help lists only settings that can be given: none that the recipe refuses or another setting overrides."""
+    assert "MEMORY" not in " ".join(recipes.help_lines("demo", {}))
+    lines = recipes.help_lines("compare", {"JOBS": "2"})
+    assert "JOBS=2: runs at a time, each on a GPU of its own where there are any" in lines
+    assert any(re.fullmatch("SEARCH=every: .*; one of: every first", line) for line in lines)
     for target, (file, _) in recipes.files().items():
         more = ["DATA=docs", "PAIR=de-en"] if target == "own" else []
         for preset in file.presets:
@@ -165,17 +171,10 @@ def test_the_front_loads_no_fairseq():
     assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
 
 
-def test_help_lists_every_setting_with_its_value_and_its_range():
-    lines = front("compare", "--help").stdout.splitlines()
-    assert "JOBS=1: runs at a time, each on a GPU of its own where there are any" in lines
-    assert any(line.endswith("; one of: every first") for line in lines)
-    assert any(line.startswith("SEEDS=1 2 3: ") for line in lines)
-
-
 # -- the table -------------------------------------------------------------------------------------------------------
 
 
-def table(folder: Path, done: list[str], width: int = 1, version: int = 1) -> Chain:
+def table(folder: Path, done: list[str], width: int = 1, version: int = 1, texts: Path | None = None) -> Chain:
     """A chain of steps: two user texts are joined, the first alone is cut, and the last step reads both results."""
 
     def program(name: str, *reads: Path):
@@ -185,7 +184,7 @@ def table(folder: Path, done: list[str], width: int = 1, version: int = 1) -> Ch
 
         return write
 
-    first, second, joined = folder / "first", folder / "second", folder / "joined"
+    first, second, joined = (texts or folder) / "first", (texts or folder) / "second", folder / "joined"
     return Chain(
         [
             Step("join", folder, (joined,), program("joined", first, second), (first, second), {"width": width}),
@@ -195,22 +194,29 @@ def table(folder: Path, done: list[str], width: int = 1, version: int = 1) -> Ch
     )
 
 
-def test_a_change_makes_again_what_depends_on_it_and_nothing_else(tmp_path):
+def test_a_change_makes_again_what_depends_on_it_and_nothing_else(tmp_path, capsys):
+    """A file counts by its content. Once a model depends on the result, a change is refused."""
     done: list[str] = []
 
-    def made(width: int = 1) -> list[str]:
+    def made(width: int = 1, texts: Path | None = None) -> list[str]:
         done.clear()
-        table(tmp_path, done, width).make([tmp_path / "end"])
+        table(tmp_path, done, width, texts=texts).make([tmp_path / "end"], tmp_path)
         return list(done)
 
     write_lines(tmp_path / "first", ["a"])
     write_lines(tmp_path / "second", ["b"])
     assert made() == ["joined", "cut", "end"] and read_lines(tmp_path / "end") == ["a", "b", "a"]
     assert made() == []
+    written = (tmp_path / "second").stat()
     write_lines(tmp_path / "second", ["c"])
-    assert made() == ["joined", "end"]
+    os.utime(tmp_path / "second", ns=(written.st_atime_ns, written.st_mtime_ns))
+    assert made() == ["joined", "end"], "although its size and time of modification are the same"
+    assert f"# join (second {tmp_path}/second (2 bytes, SHA-256 " in capsys.readouterr().out
     os.utime(tmp_path / "second")
     assert made() == [], "the same content"
+    for name in ("first", "second"):
+        write_lines(tmp_path / "moved" / name, read_lines(tmp_path / name))
+    assert made(texts=tmp_path / "moved") == [], "the same content in another folder"
     assert made(width=2) == ["joined", "end"]
     (tmp_path / "joined").unlink()
     (tmp_path / "second").unlink()
@@ -219,6 +225,10 @@ def test_a_change_makes_again_what_depends_on_it_and_nothing_else(tmp_path):
     write_lines(tmp_path / "second", ["c"])
     (tmp_path / "end").unlink()
     assert made(width=2) == ["joined", "cut", "end"]
+    write_lines(tmp_path / "run/trained-5", [])
+    with pytest.raises(ValueError, match=rf"made with other settings .width 2 -> 3., and {tmp_path}/run holds a model"):
+        made(width=3)
+    assert not done
 
 
 def test_a_program_of_another_version_makes_its_step_again(tmp_path, capsys):
@@ -266,47 +276,6 @@ def test_what_to_run_next_repeats_every_setting(tmp_path):
     assert given.command == f"make own 'DATA={tmp_path}/my text' LAYERS=6 PAIR=de-en PRESET=cpu UPDATES=2000"
 
 
-def test_as_many_checkpoints_are_kept_as_are_averaged():
-    assert "--keep-interval-updates 7" in " ".join(pipeline("demo", "AVERAGE=7").command())
-    epochs = " ".join(pipeline("demo", "AVERAGE=7", "EPOCHS=9").command())
-    assert "--keep-last-epochs 7" in epochs and "--max-epoch 9" in epochs and "--max-update" not in epochs
-
-
-def test_a_text_is_read_again_where_its_files_changed(tmp_path):
-    """A text is read again if its content changed, but not if only its folder changed.
-
-    If a model was trained on the old text, the new text is refused.
-    """
-    pairs = corpus(100)
-    for folder in ("a/corpus", "b/corpus"):
-        for number, language in enumerate(("de", "en")):
-            for split, some in (("train", pairs[:80]), ("valid", pairs[80:90]), ("test", pairs[90:])):
-                write_lines(tmp_path / folder / f"{split}.{language}", [pair[number] for pair in some])
-
-    def own(data: str) -> subprocess.CompletedProcess:
-        given = [f"DATA={tmp_path / data}", f"RUNS={tmp_path}/runs", "PAIR=de-en", "PRESET=cpu", "MERGES=50"]
-        return front("own-prepare", *given)
-
-    text = tmp_path / "runs/own/corpus/de-en/data"
-    raw = text / "raw/test.en"
-    assert own("a/corpus").returncode == 0
-    first = raw.stat().st_mtime_ns
-    done = own("b/corpus")
-    assert done.returncode == 0 and raw.stat().st_mtime_ns == first and done.stdout == "", "it is the same text"
-    changed = tmp_path / "a/corpus/test.en"
-    lines = [line.swapcase() for line in read_lines(changed)]
-    written = changed.stat()
-    write_lines(changed, lines)
-    os.utime(changed, ns=(written.st_atime_ns, written.st_mtime_ns))
-    done = own("a/corpus")
-    said = f"# raw test.en (test.en {tmp_path}/a/corpus/test.en ({written.st_size} bytes, SHA-256 "
-    assert done.returncode == 0 and said in done.stdout and "# codes" not in done.stdout and read_lines(raw) == lines
-    write_lines(text.parent / "admin-cpu-s1/trained-5", [])
-    done = own("b/corpus")
-    assert done.returncode == 2 and read_lines(raw) == lines and len(done.stderr.splitlines()) == 1
-    assert f"remove {text.parent} to begin again" in done.stderr and f"-> {tmp_path}/b/corpus/test.en (" in done.stderr
-
-
 @pytest.mark.slow
 def test_a_run_from_before_the_front_is_not_trained_again(tmp_path):
     """A run of commit 8e7c53e has its settings compared and its text prepared again. It is scored and resumed."""
@@ -329,6 +298,8 @@ def test_a_run_from_before_the_front_is_not_trained_again(tmp_path):
     assert done.returncode == 0 and "# generate (beam 5 -> 2)" in done.stdout, done.stdout + done.stderr
     assert "# train" not in done.stdout and "# average" not in done.stdout and checkpoint.read_bytes() == weights
     assert [row["beam"] for row in read_results(tmp_path / "results.csv")] == ["2"]
+    other = front("demo-prepare", *given, "MERGES=31")
+    assert other.returncode == 2 and "(merges 30 -> 31), and " in other.stderr and "to begin again" in other.stderr
     more = front("demo-train", *given, "UPDATES=12")
     assert more.returncode == 0 and "update     12/12" in more.stdout and "update      8/12" not in more.stdout
     assert (run / "trained-12").exists() and (run / "trained-8").exists()

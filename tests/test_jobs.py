@@ -94,7 +94,9 @@ def test_a_wrong_slurm_yaml_is_one_line(tmp_path, text, message):
 def test_sbatch_options_of_a_job(tmp_path):
     """sbatch gets the user's settings, then the recipe's needs, with cores for every rank and its two loaders."""
     path, needs = tmp_path / "slurm.yaml", Needs(gpus=8, nodes=2, hours=48, memory=200)
-    plain = slurm.sbatch_options(needs, slurm.read_settings(path))
+    with pytest.raises(FileNotFoundError):
+        slurm.read_settings(path)
+    plain = slurm.sbatch_options(needs, slurm.Slurm())
     assert plain == {
         **{"nodes": 2, "ntasks-per-node": 1, "gpus-per-node": 8, "cpus-per-task": 24, "mem": "204800M", "time": 2880},
         **{"signal": "USR2@300", "requeue": True, "open-mode": "append"},
@@ -119,6 +121,16 @@ def test_the_plan_of_a_training_over_two_nodes(tmp_path):
     ]
     assert "train: 50 epochs, each of 2 x 8 x 16 batches of up to 5000 tokens" in done.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_jobs_have_the_cores_and_the_preset_of_the_command_that_submitted_them(tmp_path, nvidia_smi):
+    """Only the text has workers. A preset by default is that of the machine that submits, not of a node."""
+    paper = Translation(read("wmt14-ende-18l", {"RUNS": str(tmp_path), "WHERE": "slurm", "GPUS": "8"}))
+    threads = Translation(read("demo", {"RUNS": str(tmp_path), "WHERE": "slurm", "OMP_NUM_THREADS": "2"}))
+    cores = [slurm.sbatch_options(job.needs, slurm.Slurm())["cpus-per-task"] for job in paper.jobs("all")]
+    assert cores == [16, 24, 3] and [job.needs.cpus for job in threads.jobs("all")] == [1, 2, 2]
+    nvidia_smi(16384)
+    assert "PRESET=gpu" in read("own", {"WHERE": "slurm", "DATA": "docs", "PAIR": "de-en"}).words
 
 
 # -- submitting, with fake Slurm commands ----------------------------------------------------------------------------
@@ -171,16 +183,18 @@ def test_a_job_that_is_asked_to_stop_goes_on_a_thousand_times(
 
 
 def test_each_job_begins_after_the_one_before_and_only_those_that_are_over_are_submitted_again(
-    tmp_path, commands, capsys
+    tmp_path, commands, capsys, monkeypatch
 ):
     jobs = [job(tmp_path, name, "") for name in ("text", "training")]
     text, training = (one.script for one in jobs)
-    work = SimpleNamespace(settings=Demo(SLURM=f"{tmp_path}/none.yaml"), on_cpu=True, jobs=lambda goal: jobs)
+    monkeypatch.chdir(tmp_path)  # which has no slurm.yaml
+    work = SimpleNamespace(settings=Demo(), on_cpu=True, jobs=lambda goal: jobs)
     with pytest.raises(SystemExit):
         slurm.make(work, "all")
     first, after = f"--parsable {text}", f"--parsable --dependency=afterok:1 --kill-on-invalid-dep=yes {training}"
     assert calls(commands, "sbatch") == [first, after]
     shown = capsys.readouterr().out
+    assert jobs[0].last_line() == "no output.", "it has not begun"
     assert "job 2: training" in shown and "after 1" in shown and "scancel 1 2 ends them" in shown
     (commands / "queue").write_text(f"1 RUNNING {text}\n")
     with pytest.raises(SystemExit):
@@ -219,10 +233,6 @@ def test_jobs_with_gpus_are_refused_without_a_torch_for_them(tmp_path, commands)
     done = front("wmt14-ende-18l", "WHERE=slurm", "GPUS=8", f"RUNS={tmp_path}/runs")
     assert done.returncode == 2 and not calls(commands, "sbatch")
     assert "a build without CUDA, and the jobs need GPUs. Take another build: make setup TORCH=cuda" in done.stderr
-
-
-def test_a_job_that_never_began_has_a_last_line(tmp_path):
-    assert job(tmp_path, "one", "").last_line() == "no output."
 
 
 # -- a cluster -------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from recipes.chain import Chain
 from recipes.language_model import LanguageModel, perplexity
 from recipes.lm import python_docs
 from recipes.recipe import read
+from recipes.steps import bpe
 
 MODULE = '''"""A module about %s, which says in a whole sentence what it is for.
 
@@ -54,6 +55,12 @@ def test_corpus(library: Path) -> None:
         for line in lines:
             if "the number" in line:
                 assert python_docs.split_of(f"m{line.split('the number ')[1].split()[0]}.py") == split
+
+
+def test_another_bpe_makes_the_text_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bpe, "VERSION", 7)
+    steps = LanguageModel(read("lm-demo", {})).text.steps()
+    assert [step.version for step in steps if step.name.startswith(("codes", "bpe "))] == [7] * 4
 
 
 def test_perplexity_is_read_or_refused():

@@ -74,7 +74,7 @@ def test_what_cannot_be_is_refused(words, message):
 
 def test_gpus_are_asked_of_nvidia_smi(nvidia_smi, monkeypatch):
     """nvidia-smi lists the GPUs. The smallest memory counts. On a cluster's login node, no GPU counts."""
-    nvidia_smi((16384, "A"), (49152, "B"))
+    nvidia_smi(16384, 49152)
     found = planned()
     assert (found.gpus, found.max_tokens, found.update_freq) == (2, 8192, 2)
     assert planned("WHERE=slurm").gpus == 1
@@ -85,7 +85,7 @@ def test_gpus_are_asked_of_nvidia_smi(nvidia_smi, monkeypatch):
 @pytest.mark.parametrize("count", [1, 3, 4, 8])
 def test_iwslt14_trains_on_the_papers_one_gpu(nvidia_smi, count):
     """IWSLT'14 trains on one GPU, as in the paper, unless GPUS= is given. A WMT recipe uses all GPUs."""
-    nvidia_smi(*[(81920, "A")] * count)
+    nvidia_smi(*[81920] * count)
     plan = machines.plan(read("iwslt14", {}).settings)
     assert (plan.gpus, plan.max_tokens, plan.update_freq) == (1, 4096, 1)
     if count in (4, 8):
@@ -105,18 +105,27 @@ def test_where_gpus_are_missing_the_presets_for_a_cpu_are_named():
         )
 
 
+def test_how_an_update_splits_is_said_and_missing_gpus_are_refused_before_the_text(tmp_path, monkeypatch, capsys):
+    run = Translation(read("wmt14-ende-18l", {"GPUS": "4", "RUNS": str(tmp_path)}))
+    monkeypatch.setattr(machines, "faults", lambda *_: "no GPU")
+    with pytest.raises(ValueError, match="no GPU"):
+        run.make("all")
+    assert "An update of 32768 tokens: 1 x 4 x 1 batches of up to 8192 tokens" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
 def test_cuda_visible_devices_chooses_in_its_order(nvidia_smi, monkeypatch):
-    nvidia_smi((16384, "A"), (49152, "B"), (81920, "C"))
-    assert [(gpu.name, round(gpu.memory / 1e9)) for gpu in machines.visible_gpus()] == [("A", 17), ("B", 52), ("C", 86)]
-    for wanted, names in {
-        "2,0": "CA", "": "", "-1": "", "1": "B", " 1 , 2": "BC", "GPU-b": "B", "0,7,1": "A", "GPU-x,0": "",
+    nvidia_smi(16384, 49152, 81920)
+    assert [round(gpu.memory) for gpu in machines.visible_gpus()] == [17, 52, 86]
+    for wanted, indices in {
+        "2,0": "20", "": "", "-1": "", "1": "1", " 1 , 2": "12", "GPU-b": "1", "0,7,1": "0", "GPU-x,0": "",
     }.items():  # fmt: skip
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
-        assert "".join(gpu.name for gpu in machines.visible_gpus()) == names, wanted
+        assert "".join(gpu.index for gpu in machines.visible_gpus()) == indices, wanted
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1234")
-    assert [(gpu.name, gpu.memory) for gpu in machines.visible_gpus()] == [("MIG", None)]
+    assert [(gpu.index, gpu.memory) for gpu in machines.visible_gpus()] == [("MIG-1234", None)]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    nvidia_smi((16384, "A"), status=9)
+    nvidia_smi(16384, status=9)
     assert machines.visible_gpus() == []
 
 
@@ -127,7 +136,7 @@ def test_a_torch_that_runs_says_nothing():
 
 
 def test_several_nodes_train_on_every_visible_gpu(nvidia_smi):
-    nvidia_smi(*[(32768, "A")] * 4)
+    nvidia_smi(*[32768] * 4)
     with pytest.raises(ValueError, match="GPUS=2 of 4 with NODES=2: .* CUDA_VISIBLE_DEVICES=0,1"):
         planned("NODES=2", "GPUS=2", "MASTER=h:1")
 
@@ -177,10 +186,11 @@ def test_the_wanted_precision_and_no_other(precision):
         assert [word for word in words if word in FLAGS.values()] == list(filter(None, [FLAGS[precision]]))
 
 
-def test_a_grid_on_the_cpu_sees_no_gpu(monkeypatch):
-    """A grid on the CPU hides GPUs from its runs. On GPUs, each run has one."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    for words, seen in (("compare PRESET=gpu", "0,1"), ("sensitivity", "")):
+def test_what_needs_no_gpu_sees_none(nvidia_smi, monkeypatch):
+    """A grid on the CPU hides GPUs from its runs; on GPUs, each run has one. A text is prepared next to any GPUs."""
+    nvidia_smi(8192, 8192)
+    for words, seen in (("compare PRESET=gpu", "0,1"), ("sensitivity", ""), ("wmt14-ende-100l-prepare", "")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
         monkeypatch.setattr(sys, "argv", ["recipes", *words.split(), "RUNS=nowhere", "-n"])
         main()
         assert os.environ["CUDA_VISIBLE_DEVICES"] == seen

@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from post_ln import build
+from post_ln import ChannelsFirst, Stack, X, build
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
@@ -93,6 +93,7 @@ def scripted(monkeypatch):
 def test_the_model_is_as_it_was():
     model = Model()
     model.encoder.eval()
+    model.kept = model(BATCHES[0])
     weights, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     modes = [module.training for module in model.modules()]
     data = DataLoader(torch.cat(BATCHES), batch_size=4, shuffle=True)
@@ -119,6 +120,11 @@ def test_a_blind_copy_reads_nothing_and_trains():
     ones = [torch.full_like(batch, 3) for batch in BATCHES]
     trainer.batches = ones  # a constant target is learned without reading
     assert trainer.train(trainer.blind(), 1e-2, 0, 40) < 0.5
+
+
+def test_a_blind_copy_knows_no_position_if_channels_come_first():
+    out = diagnosing.Trainer(Stack(ChannelsFirst).double(), [X], lambda model, x: model(x).sum(), adam).blind()(X)
+    torch.testing.assert_close(out, out[:1, :1].expand_as(out))
 
 
 def test_no_more_steps_than_a_tenth_and_no_more_than_are_said(capsys):

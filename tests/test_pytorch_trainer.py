@@ -11,7 +11,7 @@ import torch
 from conftest import ROOT
 from post_ln import PADDED, build, ids, output
 from safetensors.torch import load_file
-from transformers import AutoModelForMaskedLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import AutoModelForMaskedLM, Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
 import fairseq_admin.pytorch as admin
 
@@ -74,6 +74,7 @@ def test_a_killed_save_leaves_no_folded_copy(tmp_path, monkeypatch):
 
 def test_folded_copies_logs_and_decay(tmp_path, caplog):
     run = trainer(tmp_path)
+    run.data_collator = lambda rows: {**default_data_collator(rows), "return_dict": True}  # no tensor
     with caplog.at_level(logging.INFO, "fairseq_admin"):
         run.train()
     # Profiled on the batch of four that training then used.
@@ -119,6 +120,13 @@ def test_without_a_rule_nothing_is_profiled(tmp_path, caplog):
         run.train()
     assert "profiled" not in caplog.text
     assert all(torch.equal(value, before[name]) for name, value in admin.omegas(run.model).items())
+
+
+def test_a_model_that_is_not_attached_is_refused_at_the_start(tmp_path):
+    run = trainer(tmp_path, rule=None, max_steps=1)
+    run.model, run.training_step = admin.fold(run.model), None
+    with pytest.raises(ValueError, match="^BertForMaskedLM is not attached"):
+        run.train()
 
 
 def test_under_accelerate():

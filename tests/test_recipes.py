@@ -28,13 +28,14 @@ PLAIN = Text("de", "en")
         ("open('setup.py/x')", 2, "setup.py/x: Not a directory. Check the path and its permissions"),
         ("with open('/dev/full', 'w') as out: out.write('x')", 2, "No space left on device. Check the path"),
         ("print('x', flush=True)", 141, ""),
+        ("import signal; os.kill(os.getpid(), signal.SIGUSR2); signal.pause()", 130, ""),
     ],
 )
 def test_a_fault_of_the_machine_is_one_line(code, status, said):
     """A machine fault is reported in one line. If stdout's reader has gone, as with `head -1`, there is no line."""
     reader, writer = os.pipe()
     os.close(reader)
-    source = f"from recipes.steps.common import run\ndef main():\n    {code}\nrun(main)"
+    source = f"import os\nfrom recipes.steps.common import run\ndef main():\n    {code}\nrun(main)"
     done = subprocess.run(
         [sys.executable, "-c", source], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True
     )  # fmt: skip

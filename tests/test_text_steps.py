@@ -18,6 +18,7 @@ import archives
 import pytest
 from conftest import names
 
+from fairseq_admin.text.bpe import BPE
 from fairseq_admin.text.tokens import Text
 from recipes.steps import bpe, cleaning, common, pairs, streaming
 from recipes.steps.common import read_lines, write_lines
@@ -57,12 +58,15 @@ def many(tmp_path):
     return pair(tmp_path / "raw", lines, lines[::-1])
 
 
-VERSION = (2, "a4747996bf43a486623fec9c9cca04056c0a2d29dce601ddbfa46764014ad6c1")
-"""pairs.VERSION, and the SHA-256 of its tokens of odd lines."""
+VERSIONS = [
+    (2, "a4747996bf43a486623fec9c9cca04056c0a2d29dce601ddbfa46764014ad6c1"),
+    (1, "b6ed6037864e5c6851fd7589494fb5cd2972e68a8d1af2e9e3ecff37e3dab541"),
+]
+"""pairs.VERSION and bpe.VERSION, each with the SHA-256 of what it makes from odd lines."""
 
 
-def test_another_tokenisation_has_another_version():
-    """If this fails, raise pairs.VERSION and change VERSION. Texts with the old tokens are then prepared again."""
+def test_another_tokenisation_or_bpe_has_another_version(tmp_path):
+    """If this fails, raise the VERSION of that file and change VERSIONS. Older texts are then prepared again."""
     odd = [
         *ACCENTS,
         *(line for pair in archives.ODDITIES for line in pair),
@@ -70,7 +74,10 @@ def test_another_tokenisation_has_another_version():
     ]
     ways = [Text("de", "en"), PERL, Text("de", "en", lowercase=True, normalise=True, aggressive_dashes=True)]
     tokens = [text.tokenise(line, language) for text in ways for line in odd for language in ("de", "en")]
-    assert (pairs.VERSION, hashlib.sha256("\n".join(tokens).encode()).hexdigest()) == VERSION
+    write_lines(tmp_path / "codes", bpe.learn(tokens, 100))
+    units = [*read_lines(tmp_path / "codes"), *BPE(tmp_path / "codes").apply(tokens)]
+    made = [(pairs.VERSION, tokens), (bpe.VERSION, units)]
+    assert [(version, hashlib.sha256("\n".join(lines).encode()).hexdigest()) for version, lines in made] == VERSIONS
 
 
 # -- lines -----------------------------------------------------------------------------------------------------------

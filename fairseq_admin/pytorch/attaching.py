@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..errors import AdminError
-from .batch import arguments, call, one_batch
+from .batch import call
 from .channel_flow import tensors
 from .folding import divisible, largest_difference, whole
 from .omega import omega_from_depth, omega_range
@@ -149,7 +149,6 @@ def report(model: nn.Module, omega: object) -> None:
             logger.log(level, "Admin is off: %s", grouped(off))
 
 
-@one_batch
 def attach(
     model: nn.Module,
     batch: Any,
@@ -189,13 +188,10 @@ def attach(
         if value not in expected:
             raise AdminError(f"{name}={value!r}; expected {' or '.join(map(repr, expected))}.")
     for module in model.modules():
-        if ATTACHED in vars(module):
+        if hasattr(module, "omega_init"):
             raise AdminError(f"{type(model).__name__} is attached already; fold it, or make it again, first.")
         if module._compiled_call_impl or any(hasattr(module, name) for name in WRAPPED):
             raise AdminError(f"{type(module).__name__} is compiled, wrapped or sharded; attach to the model before.")
-    every = [*model.parameters(), *model.buffers(), *tensors(arguments(batch))]
-    if torch.is_inference_mode_enabled() or any(tensor.is_meta or tensor.is_inference() for tensor in every):
-        raise AdminError("attach cannot follow torch.inference_mode or the meta device; make both without them.")
     attachment = Attached(*find_sites(model, batch, sites, unfoldable))
     if omega != 1:
         refuse_trained(attachment.sites)
@@ -295,28 +291,32 @@ def folded_state_dict(model: nn.Module) -> dict[str, Tensor]:
         return weights[id(entry)].to(entry.dtype) if id(entry) in weights else copy.deepcopy(entry)
 
     state = root.state_dict(keep_vars=True)
-    return {key: stock(entry) for key, entry in state.items() if not key.endswith(OMEGA)}
+    return {WRAPPER.sub("", key): stock(entry) for key, entry in state.items() if not key.endswith(OMEGA)}
 
 
-def compare(root: nn.Module, stock: nn.Module, batch: Any, sites: list[Site]) -> None:
-    """Raise AdminError if a model and its folded copy give different outputs for a batch, in evaluation mode.
+def compare(root: nn.Module, weights: Iterable[Tensor], batch: Any, sites: list[Site]) -> None:
+    """Raise AdminError if a model and a copy folded to these weights differ in outputs, in evaluation mode.
 
     The comparison leaves out inner streams that a model returns (hidden states, mems), because the fold scales them.
     """
-    graph = Trace(stock, batch)
     with undisturbed(root):
         root.eval()
         before = tensors(call(root, batch))
-    scaled = {name.rpartition(".")[0] for site in sites for name in site.written}
+    # Copied after a forward without gradients: tensors that a module keeps of a training step cannot be copied.
+    graph = Trace(detach(copy.deepcopy(root), weights), batch)
+    norms = {WRAPPER.sub("", name): norm for name, norm in graph.norms.items()}
+    skipped = [site.name for site in sites if site.name not in norms]
+    scaled = {norms.get(name.rpartition(".")[0]) for site in sites for name in site.written}
     pairs = [
         (old, new)
         for old, new in zip(before, tensors(graph.result), strict=True)
-        if new.is_floating_point() and scaled.isdisjoint(norm.call.module for norm in graph.value(new).channels)
+        if new.is_floating_point() and scaled.isdisjoint(graph.value(new).channels)
     ]
-    if not pairs:
+    if skipped or not pairs:
+        fault = f"a deep copy skips {skipped[0]}" if skipped else f"no floats in a {type(graph.result).__name__}"
         raise AdminError(
-            f"{type(root).__name__} gives a {type(graph.result).__name__}, in which no tensor is found to compare. "
-            "Call fold(model) without a batch, and compare what it gives before and after."
+            f"{type(root).__name__}: the fold cannot be compared ({fault}). Call fold(model) without a batch, and "
+            "compare what the model gives before and after."
         )
     allowed = max(TOLERANCE.get(dtype, torch.finfo(dtype).eps ** 0.5) for dtype in graph.types)  # autocast has several
     for old, new in pairs:
@@ -330,7 +330,6 @@ def compare(root: nn.Module, stock: nn.Module, batch: Any, sites: list[Site]) ->
             )
 
 
-@one_batch
 def fold(model: nn.Module, batch: Any = None) -> nn.Module:
     """Fold ω into the weights, in place. The result is a stock model without hooks that computes the same function.
 
@@ -358,7 +357,7 @@ def fold(model: nn.Module, batch: Any = None) -> nn.Module:
         raise AdminError("FSDP has this model in shards; load folded_state_dict(model) into a stock one that is whole.")
     weights = folded_weights(root, attachment).values()
     if batch is not None:
-        compare(root, detach(copy.deepcopy(root), weights), batch, attachment.sites)
+        compare(root, weights, batch, attachment.sites)
     detach(root, weights)
     torch.clear_autocast_cache()
     return model

@@ -5,18 +5,14 @@ For a model that takes one tuple or one mapping, write `(batch,)`.
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 from torch.utils.data import DataLoader
 
 from ..errors import AdminError
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def arguments(batch: Any) -> tuple[tuple, dict[str, Any]]:
@@ -53,17 +49,3 @@ def by_name(model: nn.Module, batch: Any) -> dict[str, Any]:
     names = argument_names(model)
     names += [f"argument {position}" for position in range(len(names), len(args))]
     return {**dict(zip(names, args)), **kwargs}
-
-
-def one_batch(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate function(model, batch, ...): a batch that is given as several arguments raises a one-line AdminError."""
-
-    @functools.wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            inspect.signature(function).bind(*args, **kwargs)
-        except TypeError as error:
-            raise AdminError(f"{function.__name__}: {error}. Give one batch: a mapping or a tuple (x, mask).") from None
-        return function(*args, **kwargs)
-
-    return checked

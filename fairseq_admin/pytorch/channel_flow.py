@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache, partial
 from itertools import chain, combinations, product
 from typing import Any, NamedTuple
 
@@ -31,6 +31,8 @@ HELD, UNSEEN = "held by a module", "unseen"
 """Origins of a value that no torch function made. UNSEEN: numpy or a custom autograd function made it."""
 clock = itertools.count()
 """Numbers values in the order in which they are made."""
+drawing = cache(torch.Generator)
+"""The random generator of trials on a device, apart from the generator that the model draws from."""
 
 
 class Scaling(NamedTuple):
@@ -102,13 +104,18 @@ class Value:
 
 
 def tensors(values: Any) -> list[Tensor]:
-    """The tensors in nested lists, tuples and dictionaries, each once."""
-    return list({id(leaf): leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)}.values())
+    """The tensors in nested lists, tuples, dictionaries and dataclasses."""
+    leaves, opened = tree_leaves(values), set()
+    for leaf in leaves:  # grows by the fields of dataclasses
+        if is_dataclass(leaf) and not isinstance(leaf, type) and id(leaf) not in opened:
+            opened.add(id(leaf))
+            leaves += tree_leaves([getattr(leaf, part.name, None) for part in fields(leaf)])
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def random_like(tensor: Tensor) -> Tensor:
     """Odd multiples of 1/16 in (-1, 1): few bits, so products and quotients are exact in half precision."""
-    return (2 * torch.randint_like(tensor, -8, 8) + 1) / 16
+    return (2 * torch.empty_like(tensor).random_(-8, 8, generator=drawing(tensor.device)) + 1) / 16
 
 
 def run(function: Any, args: Any, kwargs: Any) -> tuple[Any, list[Tensor]]:
@@ -125,8 +132,12 @@ def run(function: Any, args: Any, kwargs: Any) -> tuple[Any, list[Tensor]]:
 
 
 def random_scale(channels: int) -> Tensor:
-    """Random powers of two of both signs. Rounding does not change products with them. Shape (C,)."""
-    return 2.0 ** torch.randint(1, 4, (channels,)) * (2 * torch.randint(2, (channels,)) - 1)
+    """Random powers of two of both signs. Rounding does not change products with them. Shape (C,).
+
+    The largest power exceeds the bounds in a model (clamp), and is exact in bfloat16 when 1 is added or subtracted.
+    """
+    powers = torch.tensor([-128.0, -8.0, -2.0, 2.0, 8.0, 128.0])
+    return powers[torch.empty(channels, dtype=torch.int64).random_(6, generator=drawing(powers.device))]
 
 
 def scaled_axis(before: Tensor, after: Tensor, factor: Tensor) -> int | None:
@@ -163,13 +174,16 @@ def candidates(shape: torch.Size, channels: int) -> Iterator[Scaling]:
 def trial(function: Any, args: Any, kwargs: Any) -> Callable[..., list[Tensor]]:
     """A function that repeats a call with random numbers in place of all floats, and returns its results.
 
-    Each argument of that function changes some of these numbers: (id of a tensor of the call, `Scaling`, factor).
+    Each argument of that function changes some of these numbers: (id of a tensor of the call, `Scaling`, factor). If
+    the call itself draws random numbers, it draws the same ones each time.
     """
     drawn = {id(t): random_like(t) if t.is_floating_point() else t for t in tensors([args, kwargs])}
+    devices = {tensor.device for tensor in drawn.values() if tensor.is_cuda}
 
     def outputs(*changes: tuple[int, Scaling, Tensor]) -> list[Tensor]:
         numbers = drawn | {key: scaling.scaled(drawn[key], by).to(drawn[key].dtype) for key, scaling, by in changes}
-        return run(function, *tree_map_only(Tensor, lambda t: numbers[id(t)].clone(), (args, kwargs)))[1]
+        with torch.random.fork_rng(list(devices)):
+            return run(function, *tree_map_only(Tensor, lambda t: numbers[id(t)].clone(), (args, kwargs)))[1]
 
     return outputs
 
@@ -190,18 +204,21 @@ def propagate_scale(
     channels = [(id(tensor), Scaling(axis), factor) for tensor, axis in axes]
     before = outputs()
     passed = [scaled_axis(old, new, factor) for old, new in zip(before, outputs(*channels))]
-    if None not in passed and all(t.numel() for t in before):  # empty results (an expert without tokens) show nothing
+    shown = all(result.numel() for result in before)  # empty results (an expert without tokens) show nothing
+    if shown and None not in passed and any(passed):
         for value, axis in zip(made, passed):
             value.channels.update({norm: axis} if axis else {})
         return
     parameters = [(tensor, value) for tensor, value in inputs if value.made_by == PARAMETER]
     ways = [(tensor, way, value) for tensor, value in parameters for way in candidates(tensor.shape, len(factor))]
-    # One call may multiply the channels with three matrices: those of queries, keys and values.
+    # One call may multiply the channels with three matrices: those of queries, keys and values. In attention to one
+    # key, the queries' matrix reads the channels without an effect.
     for readers in chain.from_iterable(combinations(ways, number) for number in (1, 2, 3)):
         undone = [(id(tensor), way, 1 / factor) for tensor, way, _ in readers]
         if all(map(torch.equal, before, outputs(*channels, *undone))):
             return norm.readings.extend((way, value) for _, way, value in readers)
-    norm.readings.append((None, made[0]))
+    if not shown or None in passed:
+        norm.readings.append((None, made[0]))
 
 
 def written_scale(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[list[Scaling], int]:

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import mean
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from ..errors import AdminError
 from .attaching import attach, attached
 from .batch import by_name
+from .channel_flow import tensors
 from .profiling import profile
 from .sites import grouped
 from .trace import undisturbed
@@ -115,7 +117,9 @@ class Trainer:
         redraw: permute the columns of each matrix, which gives other weights of the same initial distribution. Matrices
         of one size get one permutation, so layers that start as copies stay copies.
         """
-        model = copy.deepcopy(self.model).train()
+        # Tensors with a gradient that modules keep, such as attention weights, cannot be copied.
+        kept = [x for module in self.model.modules() for x in tensors(vars(module)) if not x.is_leaf]
+        model = copy.deepcopy(self.model, {id(x): x.detach() for x in kept}).train()
         for weight in model.parameters() if redraw else ():
             if weight.dim() > 1 and weight.requires_grad:
                 seeded = torch.Generator().manual_seed(weight.numel())
@@ -154,12 +158,12 @@ class Trainer:
         """A copy in which the norm of every site reads one fixed vector, at all positions of all batches."""
         model = self.copy("constant")
 
-        def hide(norm: nn.Module, args: tuple) -> tuple:
-            ramp = torch.linspace(-1, 1, args[0].shape[-1]).to(args[0])
-            return ramp.expand_as(args[0]), *args[1:]
+        def hide(axis: int, norm: nn.Module, args: tuple) -> tuple:
+            ramp = torch.linspace(-1, 1, args[0].shape[axis]).to(args[0])
+            return ramp.reshape(-1, *[1] * (-1 - axis)).expand_as(args[0]), *args[1:]
 
         for site in attached(model)[1].sites:
-            site.norm.register_forward_pre_hook(hide)
+            site.norm.register_forward_pre_hook(partial(hide, site.axis))
         return model
 
 

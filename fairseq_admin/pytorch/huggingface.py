@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from .attaching import folded_state_dict, omegas, unfoldable
+from .attaching import attached, folded_state_dict, omegas, unfoldable
 from .omega import omega_summary
 from .profiling import profile
 
@@ -40,13 +41,12 @@ class AdminCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        model = kwargs["model"]
+        model, _ = attached(kwargs["model"])
         if self.rule is None or state.global_step > 0:
             return
         with torch.random.fork_rng():  # so that training draws the same batch again
             batch = next(iter(kwargs["train_dataloader"]))
-        device = next(model.parameters()).device
-        profile(model, {key: value.to(device) for key, value in batch.items()}, rule=self.rule)
+        profile(model, tree_map_only(torch.Tensor, lambda value: value.to(args.device), dict(batch)), rule=self.rule)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         summary = omega_summary(torch.cat(list(omegas(kwargs["model"]).values())))

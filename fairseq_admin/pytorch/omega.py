@@ -186,8 +186,7 @@ def profile_stacks(
     from_first_rank(omega)
     if failure is not None and not torch.isfinite(omega).all():
         raise failure
-    ranges = map(omega_range, stacks, omega.split([len(stack) for stack in stacks.values()]))
-    summary = "; ".join(ranges)
+    summary = "; ".join(map(omega_range, stacks, omega.split([len(stack) for stack in stacks.values()])))
     for sublayer, value in zip(sublayers, omega, strict=True):
         sublayer.set_omega(value)
     return omega, summary

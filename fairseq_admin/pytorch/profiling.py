@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from ..errors import AdminError
 from .attaching import Attached, attached, refuse_trained
-from .batch import arguments, by_name, one_batch
+from .batch import arguments, by_name
 from .omega import StackMeasure, profile_stacks
 from .sites import Site
 from .trace import undisturbed
 
 logger = logging.getLogger(__name__)
-ENCODER = ("attention_mask", "src_key_padding_mask")
+ENCODER = ("attention_mask", "src_key_padding_mask", "key_padding_mask")
 DECODER = ("decoder_attention_mask", "tgt_key_padding_mask", "labels")
 """Arguments that mark padding: by 0; torch's padding masks by 1; labels by -100, which cross entropy leaves out."""
 
@@ -45,7 +45,6 @@ def real_positions(masks: dict[str, Any], batch_first: bool, decoder: bool, shap
     return None
 
 
-@one_batch
 def profile(model: nn.Module, batch: Any, *, rule: str = "reference") -> dict[str, Tensor]:
     """Set every ω of an attached model from one training batch, as the paper does (Liu et al. 2020, section 4.3).
 
@@ -91,8 +90,7 @@ def measure(root: nn.Module, attachment: Attached, batch: Any, rule: str) -> Ten
     named = by_name(root, batch)
     if not any(isinstance(value, Tensor) for value in named.values()):
         logger.warning("Admin: padding is counted: none of %s is a tensor", ", ".join(named))
-    attentions = [module for module in root.modules() if isinstance(module, nn.MultiheadAttention)]
-    batch_first = all(attention.batch_first for attention in attentions)
+    batch_first = all(module.batch_first for module in root.modules() if isinstance(module, nn.MultiheadAttention))
     positions = cache(partial(real_positions, named, batch_first))
 
     def observe(first: Site, site: Site, norm: nn.Module, inputs: tuple) -> None:

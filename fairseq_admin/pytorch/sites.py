@@ -275,11 +275,12 @@ def depth(stack: list[Site]) -> int:
 
 
 def grouped(reasons: dict[str, str]) -> str:
-    """Join reasons into one text. Each reason follows the first names to which it applies."""
+    """Join reasons into one text. Each reason follows the first name to which it applies, and two like it."""
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():
-        names.setdefault(reason, []).append(name)
-    return "; ".join(
-        f"{', '.join(some[:3])}{f' and {len(some) - 3} more' * (len(some) > 3)} {reason}"
-        for reason, some in names.items()
-    )
+        names.setdefault(reason, []).append(name or "the model")
+    groups = []
+    for reason, (first, *others) in names.items():
+        alike = others if len(others) < 3 else [*others[:2], f"{len(others) - 2} more"]
+        groups.append(f"{first}, like {' and '.join(alike)}, {reason}" if others else f"{first} {reason}")
+    return "; ".join(groups)

@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..errors import AdminError
 from . import channel_flow as flow
-from .batch import argument_names, by_name, call
+from .batch import argument_names, arguments, by_name, call
 from .channel_flow import Call, Handover, Value, tensors
 
 LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
@@ -58,8 +59,6 @@ class Trace(TorchFunctionMode):
         self.model = model
         self.names = {module: name for name, module in model.named_modules()}
         self.running = [Call("")]
-        self.devices = list({parameter.device for parameter in model.parameters() if parameter.is_cuda})
-        """The GPUs of the model. Trials leave their random states, and the CPU's, as in a plain forward."""
         self.norm: object = None
         """The norm that runs now. Calls inside a norm are not recorded."""
         self.calls: Counter[str] = Counter()
@@ -71,10 +70,15 @@ class Trace(TorchFunctionMode):
         self.types: set[torch.dtype] = set()
         """The floating types in which the model computes."""
         self.values: MutableMapping[Tensor, Value] = WeakTensorKeyDictionary()
+        every = [*model.parameters(), *model.buffers(), *tensors(arguments(batch))]
+        if torch.is_inference_mode_enabled() or any(tensor.is_meta or tensor.is_inference() for tensor in every):
+            raise AdminError("attach and fold cannot follow torch.inference_mode or the meta device; use neither.")
         for module, name in self.names.items():  # buffers, and plain attributes
             self.values.update({tensor: Value(flow.HELD, Call(name)) for tensor in tensors(vars(module))})
+        shared: dict[int, Value] = {}  # parameters of one memory (b.data = a.data) are one value
         for name, parameter in model.named_parameters():
-            self.values[parameter] = Value(flow.PARAMETER, Call(name))
+            place = parameter.data_ptr() or id(parameter)
+            self.values[parameter] = shared.setdefault(place, Value(flow.PARAMETER, Call(name)))
         for name, argument in by_name(model, batch).items():
             self.values.update({tensor: Value(flow.ARGUMENT, Call(name)) for tensor in tensors(argument)})
         with undisturbed(model) as undo:
@@ -101,20 +105,20 @@ class Trace(TorchFunctionMode):
             return result
         name = func.__name__ if kwargs.get("alpha", 1) == 1 else f"{func.__name__} with alpha"
         if ("layer_norm" in name or "rms_norm" in name) and self.value(args[0]).made_by in ADDS:
-            self.strangers[self.running[-1].module] = f"calls {name} without a weight of its own for each channel"
+            self.strangers[self.running[-1].module] = f"calls {name}, but not as norm(x), a module with weights"
         made = self.record(name, [value for _, value in inputs], tensors_made)
         if args and name in MOVES:  # the sizes of this example say where each axis goes
             made[0].order = tuple(func(torch.empty(tuple(range(result.dim()))), *args[1:], **kwargs).shape)
         for norm in {norm for _, value in inputs for norm in value.channels} if made else ():
-            with torch.random.fork_rng(self.devices):
-                flow.propagate_scale(norm, flow.trial(func, args, kwargs), inputs, made)
+            flow.propagate_scale(norm, flow.trial(func, args, kwargs), inputs, made)
         return result
 
     def renames(self, name: str, args: tuple, result: Any) -> bool:
         """Whether a call returns the numbers of its first argument, with the channels along the same axes."""
         x = args[0] if args else None
-        by_one = name in TIMES and [number for number in args if isinstance(number, (int, float))] == [1]
-        if not isinstance(x, Tensor) or not x.is_floating_point() or not (name in SAME or by_one):
+        numbers = [number for number in args if isinstance(number, (int, float))]
+        neutral = name in TIMES and numbers == [1] or name in ADDS and numbers == [0]
+        if not isinstance(x, Tensor) or not x.is_floating_point() or not (name in SAME or neutral):
             return False
         value = self.value(x)
         axes = [-x.dim()] if value.made_by == flow.PARAMETER else value.channels.values()
@@ -126,7 +130,7 @@ class Trace(TorchFunctionMode):
         values = [Value(name, self.running[-1], tensor.numel(), reads, line) for tensor in made]
         self.values.update(zip(made, values))
         self.types.update(tensor.dtype for tensor in made if tensor.is_floating_point())
-        for value in reads if made else ():
+        for value in set(reads) if made else ():
             value.readers += 1
         return values
 
@@ -141,8 +145,7 @@ class Trace(TorchFunctionMode):
             self.hand_over(call, argument, tensor)
         if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
             self.norm = self  # the trial itself is not recorded
-            with torch.random.fork_rng(self.devices):
-                self.written, self.axis = flow.written_scale(module, args, kwargs)
+            self.written, self.axis = flow.written_scale(module, args, kwargs)
             self.norm = module if self.axis else None
 
     def hand_over(self, call: Call, argument: str, tensor: Any) -> None:
@@ -176,19 +179,14 @@ def undisturbed(model: nn.Module) -> Iterator[contextlib.ExitStack]:
 
     Yields the ExitStack that is unwound at the end. Callers may add callbacks to it.
     """
-    modes = {module: module.training for module in model.modules()}
+    modes = [(module, module.training) for module in model.modules()]
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
-
-    def restore_modes() -> None:
-        """Call `train`, because adapters may merge their weights in it."""
-        for module, training in modes.items():
-            if module.training != training:
-                module.train(training)
-
     with torch.random.fork_rng(list(devices)), torch.no_grad(), contextlib.ExitStack() as undo:
         # Otherwise the next forward would find in autocast's cache weights that were cast without gradients.
         undo.callback(torch.clear_autocast_cache)
-        undo.callback(restore_modes)
-        for module in modes:
+        for module, training in reversed(modes):  # the root is restored first
+            undo.callback(module.train, training)  # adapters may merge their weights in it
             undo.callback(getattr(module, "reshard", list))  # after a forward FSDP leaves the root's parameters whole
+        if "torch._dynamo" in sys.modules:  # otherwise compiled functions would compile the trace, too
+            undo.enter_context(torch.compiler.set_stance("force_eager"))
         yield undo

@@ -182,7 +182,7 @@ class Grid:
         names = [self.name(axes) for axes in waiting]
         runs = [Job(name, [*command, name, *self.recipe.words], self.folder / name) for name in names]
         if s.WHERE == "slurm":
-            needs = replace(self.recipe.file.needs, gpus=0 if self.on_cpu else 1)
+            needs = replace(self.recipe.file.needs, gpus=0 if self.on_cpu else 1, cpus=s.OMP_NUM_THREADS or 1)
             ended = slurm.run(runs, needs, s.JOBS, slurm.read_settings(Path(s.SLURM)), self.folder / "slurm")
         else:
             ended = run_jobs(runs, s.JOBS, [] if self.on_cpu else [gpu.index for gpu in visible_gpus()])

@@ -114,11 +114,6 @@ def write_classified(folder: Path, text: list[Pair], pretrain: int, examples: in
     write_lines(folder / "pretrain.train", lines[len(lines) // 20 + 1 :])
 
 
-def prefixes(prefix: str, *splits: str) -> list[object]:
-    """The options of fairseq-preprocess for the splits of a text."""
-    return [word for split in splits for word in (f"--{split}pref", f"{prefix}{split}")]
-
-
 def reversed_text(folder: Path, sizes: Sequence[int], words: int) -> Path:
     """The folder of the generated text (train.a, train.b and so on), which is written if it does not exist."""
     text = folder / "-".join(map(str, ["reversed", *sizes, words]))
@@ -139,7 +134,6 @@ def write_pairs(settings: Any, folder: Path) -> None:
     else:
         sentences = generated_pairs(s.PRETRAIN + s.EXAMPLES + 2 * s.HELD_OUT, s.WORDS)
     write_classified(text, sentences, s.PRETRAIN, s.EXAMPLES, s.HELD_OUT)
-    binarise(data, "--only-source", "--nwordssrc", 8000, *prefixes(f"{text}/pretrain.", "train", "valid"))
-    dictionary = ("--srcdict", data / "dict.txt")
-    binarise(data / "input0", "--only-source", *dictionary, *prefixes(f"{text}/pairs.", *SPLITS))
-    binarise(data / "label", "--only-source", *prefixes(f"{text}/label.", *SPLITS))
+    binarise(data, f"{text}/pretrain.", "--only-source", "--nwordssrc", 8000, splits=("train", "valid"))
+    binarise(data / "input0", f"{text}/pairs.", "--only-source", "--srcdict", data / "dict.txt")
+    binarise(data / "label", f"{text}/label.", "--only-source")

@@ -90,8 +90,12 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> None:
 def run(main: Callable[[], None]) -> None:
     """Run the main function of a program.
 
-    A user's mistake is reported in one line on stderr, with exit status 2 and without a traceback.
+    A user's mistake is reported in one line on stderr, with exit status 2 and without a traceback. The signals STOP act
+    as Ctrl-C does; worker processes end at once.
     """
+    for number in STOP:
+        signal.signal(number, signal.default_int_handler)
+    os.register_at_fork(after_in_child=lambda: [signal.signal(number, signal.SIG_DFL) for number in STOP])
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     status, message = 2, ""
     try:

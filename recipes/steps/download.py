@@ -106,12 +106,11 @@ def fetch(archive: Archive, part: Path) -> None:
     raise ValueError(f"{'; '.join(reasons.values())}. {hint} folder with DATA=DIR.")
 
 
-def download(out: Path, table: Path, site: str = "", names: Iterable[str] = (), text: float = 0) -> None:
+def download(out: Path, table: Path, names: Iterable[str] = (), text: float = 0) -> None:
     """Fetch the archive named `out.name`, unless the file exists and is right.
 
     Args:
         table: names, sizes, checksums and addresses.
-        site: address of a folder, instead of the table's addresses.
         names: all archives of the text, by default this one. The disk must have room for them and for the text.
         text: see `disk_space`.
 
@@ -122,8 +121,6 @@ def download(out: Path, table: Path, site: str = "", names: Iterable[str] = (), 
     if out.name not in rows:
         raise ValueError(f"{out.name}: not in {table}; expected one of {', '.join(rows)}.")
     archive, part = rows[out.name], out.with_name(f"{out.name}.part")
-    if site:
-        archive = archive._replace(urls=(f"{site.rstrip('/')}/{out.name}",))
     # Two processes would write to the same partial file.
     with locked(out.with_name(f".{out.name}.guard")):
         if out.is_file():

@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
@@ -92,15 +92,14 @@ def use_environment() -> None:
     """
     if not Path(sys.prefix, "ready").exists():
         return
-    with suppress(PermissionError):
+    try:
         descriptor = os.open(Path(sys.prefix, "lock"), os.O_CREAT | os.O_RDWR)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{sys.prefix} is being set up. Wait for the end of that, and run again.") from None
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(f"{sys.prefix} is being set up. Wait for the end of that, and run again.") from None
+    except OSError as error:
+        if error.errno not in (*NO_LOCKS, errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
 
 
 @contextmanager
