@@ -128,6 +128,12 @@ def test_help_answers_at_once() -> None:
     assert f"default: {averaging.LAST})" in help_text
 
 
+def test_version(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0 and capsys.readouterr().out == f"{__version__}\n"
+
+
 def test_a_callers_log_is_as_it_was() -> None:
     cli.main(["omega", "none.pt"])
     assert logging.getLogger("fairseq_admin").isEnabledFor(logging.CRITICAL) and logging.root.manager.disable == 0
@@ -138,3 +144,8 @@ def test_a_folder_is_no_file_to_write(verb, capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main([*verb.split(), "model.pt", "-o", "x/"])
     assert "--output: x/ is a folder; expected a file to write, as x/NAME; see" in capsys.readouterr().err
+
+
+def test_the_path_is_what_user_dir_takes(capsys):
+    assert cli.main(["path"]) == 0
+    assert capsys.readouterr().out == f"{Path(cli.__file__).parent}\n"

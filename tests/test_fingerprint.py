@@ -87,6 +87,9 @@ def test_averages_are_of_one_dictionary(tmp_path: Path) -> None:
     older.state["model"] = dict(older.weights)  # it records no dictionary
     older.write(tmp_path / "older.pt")
     averaging.average([paths[0], tmp_path / "older.pt"])
-    foreign = saved(tmp_path / "3.pt", other(build, "encoder"), 3)
-    with pytest.raises(AdminError, match="1.pt and .*3.pt are not of one run: the dictionary of the encoder is "):
-        averaging.average([paths[0], foreign])
+    older.state["task_state"] = {fingerprint.KEY: {"encoder": "another"}}  # as before 0.2.0
+    older.write(tmp_path / "3.pt")
+    foreign = saved(tmp_path / "4.pt", other(build, "encoder"), 3)
+    for path in (tmp_path / "3.pt", foreign):
+        with pytest.raises(AdminError, match=r"1.pt and .*\.pt are not of one run: the dictionary of the encoder is "):
+            averaging.average([paths[0], path])

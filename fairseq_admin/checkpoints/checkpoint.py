@@ -102,7 +102,8 @@ class Checkpoint:
     @property
     def text(self) -> dict[str, str]:
         """Fingerprints of its dictionaries, merges and text settings (fingerprint.py). A stock checkpoint has none."""
-        return fingerprint.read_fingerprints(self.weights)
+        earlier = self.state["extra_state"][FOLD] if self.folded else self.state.get("task_state")
+        return fingerprint.read_fingerprints(self.weights) or dict((earlier or {}).get(fingerprint.KEY) or {})
 
     def note_text(self, fingerprints: Mapping[str, str]) -> None:
         """Add fingerprints to those of `text`.
