@@ -1,7 +1,7 @@
 """A recipe as a table of steps. A step has the files that it reads and writes, its settings, and its program.
 
-A step is done if its files exist and the key that it stored is still its key. A key is a hash of the step's settings,
-its program's version, and its inputs. If a step writes the input, that step's key stands for the input. Otherwise the
+A step is done if its files exist, and the keys that it and the steps before it stored are still their keys. A key is a
+hash of the step's settings, its program's version, and its inputs. If a step writes the input, that step's key stands for the input. Otherwise the
 hash of its content stands for it; the content is read again only if the file's size or time of change differs.
 Thus a changed setting, program or input repeats the steps that depend on it, and no others.
 """
@@ -90,7 +90,13 @@ class Chain:
     def is_done(self, step: Step) -> bool:
         if not (step.optional or all(path.exists() for path in step.writes)):
             return False
-        return step.trains or read(step.record).get("key") == self.key(step)
+        return step.trains or self._is_current(step)
+
+    def _is_current(self, step: Step) -> bool:
+        """Whether the last run of a step, and of every step before it, had the present key."""
+        before = {self.writer[path].name: self.writer[path] for path in step.reads if path in self.writer}
+        current = (one.trains or not one.record.exists() or self._is_current(one) for one in before.values())
+        return read(step.record).get("key") == self.key(step) and all(current)
 
     def plan(self, goals: Iterable[Path]) -> list[Step]:
         """The steps that would run to make the goals, in order. Inputs that only finished steps need are not made."""
@@ -125,6 +131,8 @@ class Chain:
         for step in plan:
             why = f" ({'; '.join(changes[step.name])})" if changes[step.name] else ""
             print(f"# {step.title or step.name}{why}", flush=True)
+            if record := read(step.record):  # its files are about to change: a kill must not leave the old key
+                write_lines(step.record, [json.dumps({**record, "key": ""}, indent=1)])
             step.program()
             self.keep(step)
 

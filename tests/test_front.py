@@ -244,16 +244,26 @@ def test_a_program_of_another_version_makes_its_step_again(tmp_path, capsys):
     assert done == ["cut", "end"] and "# cut (version unset -> 2)" in capsys.readouterr().out
 
 
-def test_a_step_that_was_killed_before_its_key_is_done_again(tmp_path, monkeypatch):
+def test_a_step_that_was_killed_with_other_settings_is_done_again(tmp_path, monkeypatch):
+    """Files that another setting wrote do not count as those of the present one, wherever that run was killed."""
     done: list[str] = []
     for name in ("first", "second"):
         write_lines(tmp_path / name, ["a"])
-    with monkeypatch.context() as patch:
-        patch.setattr(Chain, "keep", lambda self, step: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            table(tmp_path, done).make([tmp_path / "end"])
     table(tmp_path, done).make([tmp_path / "end"])
-    assert done == ["joined", "joined", "cut", "end"]
+    keep = Chain.keep
+    for killed in ("join", "end"):
+
+        def until_killed(chain: Chain, step: Step, killed: str = killed) -> None:
+            if step.name == killed:
+                raise KeyboardInterrupt
+            keep(chain, step)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Chain, "keep", until_killed)
+            table(tmp_path, done, width=2).make([tmp_path / "end"])
+        done.clear()
+        table(tmp_path, done).make([tmp_path / "end"])
+        assert done == ["joined", "end"], killed
 
 
 # -- what is trained -------------------------------------------------------------------------------------------------
