@@ -96,11 +96,24 @@ def updates(run: Pipeline) -> list[dict[str, Any]]:
     return inner
 
 
-def forecast(settings: Any, devices: int, intervals: list[dict[str, Any]]) -> str:
-    """Hours and cost of the whole run, from a few updates. (fairseq rounds times to seconds, but not its speed.)"""
-    timed, last = intervals[WARM_UP:], intervals[-1]
-    an_update = statistics.mean(float(values["wpb"]) / float(values["wps"]) for values in timed)
-    an_epoch = int(last["num_updates"]) / float(last["update"])
+def epoch_tokens(run: Pipeline) -> int:
+    """Tokens of the training set, on the side that the model writes."""
+    from fairseq.data.indexed_dataset import MMapIndexedDataset
+
+    side = run.text.binarised.name.removeprefix("dict").removesuffix("txt")
+    (index,) = run.text.binary.glob(f"train*{side}idx")
+    data = MMapIndexedDataset(str(index.with_suffix("")))  # its sizes are unmapped with it
+    return int(data.sizes.sum())
+
+
+def forecast(settings: Any, devices: int, tokens: int, intervals: list[dict[str, Any]]) -> str:
+    """Hours and cost of the whole run, from a few updates. (fairseq rounds times to seconds, but not its speed.)
+
+    Args:
+        tokens: see `epoch_tokens`. (fairseq rounds the part of the epoch, which is too coarse for a large text.)
+    """
+    an_update = statistics.mean(float(values["wpb"]) / float(values["wps"]) for values in intervals[WARM_UP:])
+    an_epoch = tokens / statistics.mean(float(values["wpb"]) for values in intervals)
     count = settings.EPOCHS * an_epoch if settings.EPOCHS else settings.UPDATES
     hours = count * an_update / 3600
     text = (
@@ -137,7 +150,7 @@ def page(run: Pipeline) -> None:
     elif not prepared:
         print("not timed: the text is not prepared yet")
     else:
-        print(forecast(settings, m.nodes * m.gpus, updates(run)), flush=True)
+        print(forecast(settings, m.nodes * m.gpus, epoch_tokens(run), updates(run)), flush=True)
     if wrong := [fault.rstrip(".") for fault in (faults, no_room) if fault]:
         raise ValueError(f"It cannot work here: {'; '.join(wrong)}.")
     print("It can work here.")

@@ -23,12 +23,12 @@ def make(recipe: str, *variables: str) -> subprocess.CompletedProcess:
 def test_a_forecast_is_of_the_updates_after_the_first_ones():
     """A forecast leaves out three slow updates.
 
-    10 epochs of 40 updates of 2 s take 800 s. On two devices, at a price of 9 an hour and device, they cost 4.00.
+    4,000 tokens are 40 updates. 10 epochs of 40 updates of 2 s take 800 s. On two devices, at a price of 9 an hour and
+    device, they cost 4.00.
     """
     speeds = [0, 1, 1, *[50] * 7]
-    found = [{"wps": v, "wpb": 100, "num_updates": str(n), "update": n / 40} for n, v in enumerate(speeds, start=1)]
-    settings = Demo(EPOCHS=10, PRICE=9.0)
-    text = page.forecast(settings, 2, found)
+    found = [{"wps": speed, "wpb": 100} for speed in speeds]
+    text = page.forecast(Demo(EPOCHS=10, PRICE=9.0), 2, 4000, found)
     assert "timed: 2.00 s an update, 40 updates an epoch, 400 in all: 0.2 hours, validations and" in text
     assert text.endswith("\ncost: 4.00, at 9 an hour and device")
 
@@ -61,6 +61,8 @@ def test_a_recipe_that_works_has_a_page(tmp_path, corpus):
         name = path.name.replace("a-b", "de-en").replace(".a.", ".de.").replace(".b.", ".en.")
         (tmp_path / "demo/data/bin").mkdir(parents=True, exist_ok=True)
         shutil.copy(path, tmp_path / "demo/data/bin" / name)
+    run = Translation(recipe.read("demo", {"RUNS": str(tmp_path)}))
+    assert page.epoch_tokens(run) == sum(len(line.split()) + 1 for line in (corpus.parent / "train.b").open())
     done = make("demo", *small)
     assert done.returncode == 0, done.stdout + done.stderr
     for expected in (
