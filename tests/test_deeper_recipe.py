@@ -54,7 +54,7 @@ def test_texts_share_no_pair(tmp_path: Path) -> None:
 
 
 def test_a_text_of_ones_own_may_be_compressed(tmp_path: Path) -> None:
-    """A user's text may be compressed, as for `make own`.
+    """A user's text may be compressed, as for `make own`, and counts by its content.
 
     fairseq takes carriage returns as line ends. Here, they do not end a sentence.
     """
@@ -68,6 +68,9 @@ def test_a_text_of_ones_own_may_be_compressed(tmp_path: Path) -> None:
     made = tmp_path / "deeper-text-quick/data"
     assert re.match(rb"w(\d+) w\d+ b \|\|\| x\1 x\d+ b\n", (made / "text/pretrain.train").read_bytes())
     assert {path.name for path in (made / "bin").iterdir()} >= {"dict.txt", "input0", "label", "train.bin"}
+    assert grid.run({}).is_done("prepare")
+    (tmp_path / "given/train.en").write_bytes(sides[0].encode())
+    assert not grid.run({}).is_done("prepare"), "another text under the same name"
 
 
 def run(scheme: str, lr: str, seed: int, valid: float, test: float, layers: str = "8") -> dict:

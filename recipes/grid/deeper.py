@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fairseq_admin.logs import Log
@@ -16,6 +17,7 @@ from recipes.recipe import Recipe, validated
 from recipes.settings import Training
 from recipes.steps.checkpoints import newest
 from recipes.steps.common import write_lines
+from recipes.steps.extract import unpacked
 
 
 class Pairs:
@@ -32,8 +34,9 @@ class Pairs:
         return {name.lower(): str(getattr(self.settings, name)) for name in names} | {"data": self.settings.DATA or ""}
 
     def steps(self) -> Iterator[Step]:
-        program = partial(texts.write_pairs, self.settings, self.folder)
-        yield Step("pairs", self.folder, (self.binarised, *self.goals), program, settings=self.record())
+        s, program = self.settings, partial(texts.write_pairs, self.settings, self.folder)
+        reads = [unpacked(Path(s.DATA), f"train.{language}") for language in s.PAIR.split("-")] if s.DATA else []
+        yield Step("pairs", self.folder, (self.binarised, *self.goals), program, tuple(reads), self.record())
 
 
 class DeeperRun(GridRun):
