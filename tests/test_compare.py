@@ -179,6 +179,8 @@ def test_a_difference_has_to_show_at_every_rate_that_is_as_good():
     best = seeds("pre-ln", "3e-3", [1.2, 2.2, 3.21])
     alone = table(admin + best)[1]
     assert alone["best rate"] == "3e-3" and alone["bits vs. Admin"] == "behind: +0.203 (+0.189 to +0.218)"
+    rounded = table(admin + seeds("pre-ln", "3e-3", [0.0] * 3))[1]
+    assert rounded["loss vs. Admin, Welch"].startswith("ahead: -100.0%"), "fairseq rounds a loss to 0"
     other = table(admin + best + seeds("pre-ln", "1e-3", [0.9, 2.3, 3.5]))[1]
     assert other["best rate"] == "3e-3 (as good: 1e-3)"
     assert other["bits vs. Admin"] == "no difference shown: +0.203 (-0.526 to +0.992)"

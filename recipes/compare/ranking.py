@@ -132,7 +132,8 @@ def difference(one: Ranking, other: Ranking, measure: Measure) -> Interval | Non
 
 def ratio(one: Ranking, other: Ranking) -> Interval:
     """Welch's interval of the ratio of two schemes' losses, minus one, at their best rates."""
-    ours, theirs = ([math.log(loss(row)) for row in ranking.at_best.values()] for ranking in (one, other))
+    # A loss of 0 was rounded: fairseq logs three decimals.
+    ours, theirs = ([math.log(max(loss(row), 5e-4)) for row in ranking.at_best.values()] for ranking in (one, other))
     logs = contrast([(1, ours), (-1, theirs)])
     return Interval(math.expm1(logs.mean), math.expm1(logs.low), math.expm1(logs.high), logs.count)
 
