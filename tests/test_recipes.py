@@ -223,7 +223,7 @@ def test_summary_of_one_run_and_then_of_two(tmp_path):
     admin = make_run(tmp_path / "admin-cpu-s1", bits=1.5)
     run_score(admin)
     alone = run_summary(admin)
-    assert "100.00" in alone and "Post-LN" not in alone and "make demo METHOD=post-ln" in alone
+    assert "100.00" in alone and "Post-LN" not in alone and "make demo METHOD=post-ln SEED=1\n" in alone
     assert all(line in alone for line in REFERENCES)
     about = json.loads((admin / "run.json").read_text())
     assert about["samples"][0]["hypothesis"] == REFERENCES[0] and about["command"] == "make demo METHOD=admin SEED=1"
@@ -235,4 +235,4 @@ def test_summary_of_one_run_and_then_of_two(tmp_path):
     assert head == ["Admin", "Post-LN"]
     assert scores == ["sacreBLEU", "100.00", "0.00"]
     assert "update 30 1.500 5.500" in " ".join(both.split())
-    assert "at at at" in both and "make demo METHOD=pre-ln" in both and "METHOD=post-ln" not in both
+    assert "at at at" in both and "make demo METHOD=pre-ln SEED=1\n" in both and "METHOD=post-ln" not in both

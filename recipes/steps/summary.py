@@ -109,7 +109,8 @@ def write(run: Path, others: list[Path], command: str, raw: Path | None = None, 
     runs = read_runs([run, *others])
     names = [it.name for it in runs]
     missing = [method for method in BASELINES if method not in [it.score["method"] for it in runs]]
-    following = [f"{command} METHOD={method}" for method in missing] or [f"{command} SEED=2"]
+    seed = int(read_score(run)["seed"])
+    following = [f"{command} METHOD={method} SEED={seed}" for method in missing] or [f"{command} SEED={seed + 1}"]
     text = [f"{run}: {pair}" if pair else str(run), ""]
     text += table([["", *names], *([row.title, *row.cells] for row in tables.results(runs))])
     text += [*sorted({f"signature: {it.score['signature']}" for it in runs}), ""]
