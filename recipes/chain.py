@@ -1,9 +1,9 @@
 """A recipe as a table of steps. A step has the files that it reads and writes, its settings, and its program.
 
 A step is done if its files exist, and the keys that it and the steps before it stored are still their keys. A key is a
-hash of the step's settings, its program's version, and its inputs. If a step writes the input, that step's key stands for the input. Otherwise the
-hash of its content stands for it; the content is read again only if the file's size or time of change differs.
-Thus a changed setting, program or input repeats the steps that depend on it, and no others.
+hash of the step's settings, its program's version, and its inputs. If a step writes the input, that step's key stands
+for the input. Otherwise the hash of its content stands for it; the content is read again only if the file's size or
+time of change differs. Thus a changed setting, program or input repeats the steps that depend on it, and no others.
 """
 
 from __future__ import annotations
@@ -59,11 +59,18 @@ class Chain:
         self._files: dict[Path, Settings] = {}
 
     def _inputs(self, step: Step) -> dict[str, Settings]:
-        """The files that a step reads and no step writes. A file that was deleted after reading counts as unchanged."""
+        """The files that a step reads and no step writes.
+
+        A file that was deleted after reading counts as unchanged. A file that is still where it was read, but not in
+        the user's present folder, does not.
+        """
         known = read(step.record).get("inputs", {})
         paths = [path for path in step.reads if path not in self.writer]
-        for path in filter(Path.is_file, paths):
-            known[path.name] = self._files[path] = describe(path, self._files.get(path) or known.get(path.name))
+        for path in paths:
+            if path.is_file():
+                known[path.name] = self._files[path] = describe(path, self._files.get(path) or known.get(path.name))
+            elif path.parent.is_dir() and Path(known.get(path.name, {}).get("path", "")).is_file():
+                del known[path.name]
         return {path.name: known[path.name] for path in paths if path.name in known}
 
     def key(self, step: Step) -> str:

@@ -206,8 +206,8 @@ def collect(
     Args:
         words: NAME=VALUE.
         names: the settings of the target.
-        options: options of fairseq-train. If an option is the alias of a setting, its value is the setting's; all
-            others are added to TRAIN_ARGS.
+        options: options of fairseq-train. If an option, here or in TRAIN_ARGS, is the alias of a setting, its value is
+            the setting's; all others are TRAIN_ARGS.
         aliases: names of settings by their aliases.
 
     Raises:
@@ -229,10 +229,11 @@ def collect(
     for alias in aliases:
         if alias.startswith("--"):
             parser.add_argument(alias, dest=alias)
-    aliased, others = parser.parse_known_args(options)
-    values |= from_words | {alias: value for alias, value in vars(aliased).items() if value is not None}
+    values |= from_words
+    aliased, others = parser.parse_known_args([*shlex.split(values.pop("TRAIN_ARGS", "")), *options])
+    values |= {alias: value for alias, value in vars(aliased).items() if value is not None}
     if others:
-        values["TRAIN_ARGS"] = f"{values.get('TRAIN_ARGS', '')} {shlex.join(others)}".strip()
+        values["TRAIN_ARGS"] = shlex.join(others)
     return {aliases.get(name, name): value for name, value in values.items()}
 
 

@@ -10,10 +10,11 @@ An alias is a second name of a setting: an option of fairseq-train, or the setti
 from __future__ import annotations
 
 import math
+import os
 import shlex
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeAlias, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -149,8 +150,13 @@ class Settings(Machine):
     WATCH: bool = False
     """wait for the cluster's jobs, and print their states"""
 
+    fixed_options: ClassVar = {"--save-dir", "--arch", "--user-dir"}
+    """options of fairseq-train that the recipe sets itself"""
+
     @model_validator(mode="after")
     def _goes_together(self) -> Settings:
+        if fixed := self.fixed_options.intersection(word.partition("=")[0] for word in self.TRAIN_ARGS):
+            raise ValueError(f"{min(fixed)} among the options of fairseq-train: the recipe sets it. Leave it out.")
         if self.WIDTH % self.HEADS:
             raise ValueError(f"WIDTH={self.WIDTH} is not a multiple of HEADS={self.HEADS}. Give another of them.")
         return self
@@ -312,7 +318,7 @@ class Own(Translation):
     """the folder with train.de and train.en (or .gz), and valid and test likewise"""
     PAIR: Pair
     """source and target language, as in de-en"""
-    CORPUS: str = Field(default_factory=lambda values: Path(values["DATA"]).name, pattern="^[^/:,]*$")
+    CORPUS: str = Field(default_factory=lambda values: Path(os.path.abspath(values["DATA"])).name, pattern="^[^/:,]*$")
     """a name for the text, instead of its folder's name"""
 
 
@@ -330,6 +336,8 @@ class LanguageModel(Training):
 
 class Grid(Settings):
     """Settings of every grid."""
+
+    fixed_options: ClassVar = Settings.fixed_options | {"--lr", "--seed", "--admin-scheme", "--more-scheme"}
 
     SEEDS: Several[NonNegativeInt] = (1,)
     """seeds of the weights, the batches and dropout"""

@@ -28,7 +28,8 @@ def state(run: Path) -> str:
     """Whether a run is done, at work or stopped; and how far a stopped run was trained."""
     if worker := next(filter(None, map(holder, sorted(run.glob(".guard*")))), ""):
         return f"at work: {worker}"
-    if any((run / name).exists() for name in ("report.html", "result.csv")):
+    resumed = any(run.glob("checkpoints/checkpoint_stopped_*.pt"))  # after its first report, with more UPDATES
+    if not resumed and any((run / name).exists() for name in ("report.html", "result.csv")):
         return "done"
     for unit in ("updates", "epochs"):
         if count := furthest(run, unit):

@@ -55,6 +55,8 @@ WRONG = [
     ("compare", "RATES=1e-3 nan", "RATES=1e-3 nan is invalid: expected numbers of 0 or more, as 1e-3, one or more"),
     ("compare", "RATES=1 1", "RATES=1 1 is invalid: expected one or more, with spaces between and none twice ("),
     ("compare", "PATIENCE=50", "PATIENCE=50 is not a multiple of SAVE_EVERY=100"),
+    ("demo", "TRAIN_ARGS=--save-dir x", "--save-dir among the options of fairseq-train: the recipe sets it."),
+    ("compare", "TRAIN_ARGS=--adam-eps 1e-6 --lr=1e-4", "--lr among the options of fairseq-train: the recipe sets it."),
     ("sensitivity", "BETA2S=1", "BETA2S=1 is invalid: expected numbers below 1, as 0.98"),
 ]
 
@@ -93,14 +95,14 @@ def test_the_command_line_is_read_before_anything_starts(words, status, message,
 
 def test_an_option_of_fairseqs_is_the_setting_that_renames_it():
     file, _ = recipes.files()["demo"]
-    options = "--dropout 0.2 --lr=5e-4 --adam-eps 1e-6 --fp16".split()
-    given = recipes.collect("demo", ["NODE=0"], file.names, options, file.aliases)
+    options = "--dropout 0.2 --lr=5e-4 --adam-eps 1e-6".split()
+    given = recipes.collect("demo", ["NODE=0", "TRAIN_ARGS=--seed 7 --fp16"], file.names, options, file.aliases)
     given = {name: value for name, value in given.items() if name not in os.environ}
     assert given.pop("NODE_RANK") == "0", "its name in earlier versions"
-    assert given == {"DROPOUT": "0.2", "LR": "5e-4", "TRAIN_ARGS": "--adam-eps 1e-6 --fp16"}
+    assert given == {"DROPOUT": "0.2", "LR": "5e-4", "SEED": "7", "TRAIN_ARGS": "--fp16 --adam-eps 1e-6"}
     command = " ".join(Translation(recipes.read("demo", given)).command())
     assert (
-        command.count("--dropout") == 1 and "--dropout 0.2 " in command and command.endswith("--adam-eps 1e-6 --fp16")
+        command.count("--dropout") == 1 and "--dropout 0.2 " in command and command.endswith("--fp16 --adam-eps 1e-6")
     )
 
 
@@ -134,13 +136,17 @@ def test_a_rule_is_in_the_folder_the_options_and_the_key_of_a_run():
 
 
 def test_status_says_how_far_each_run_is(tmp_path):
-    for name, files in {"done": ["report.html"], "part": ["checkpoints/checkpoint_1_40.pt"], "busy": []}.items():
+    more = ["report.html", "trained-40", "checkpoints/checkpoint_stopped_2_55.pt"]
+    runs = {"done": ["report.html"], "more": more, "part": ["checkpoints/checkpoint_1_40.pt"], "busy": []}
+    for name, files in runs.items():
         for file in ["train.log", *files]:
             write_lines(tmp_path / f"demo/{name}/{file}", [])
     with exclusive_folder(tmp_path / "demo/busy"):
-        busy, done, part = front("status", f"RUNS={tmp_path}").stdout.splitlines()
+        busy, done, *stopped = front("status", f"RUNS={tmp_path}").stdout.splitlines()
     assert busy.startswith(f"{tmp_path}/demo/busy: at work: process {os.getpid()} on ")
-    assert (done, part) == (f"{tmp_path}/demo/done: done", f"{tmp_path}/demo/part: stopped after 40 updates")
+    assert done == f"{tmp_path}/demo/done: done" and [line.split(": ")[1] for line in stopped] == [
+        "stopped after 55 updates", "stopped after 40 updates"
+    ]  # fmt: skip
 
 
 def test_values_reach_the_front_through_make_as_they_are(tmp_path):
@@ -217,6 +223,9 @@ def test_a_change_makes_again_what_depends_on_it_and_nothing_else(tmp_path, caps
     for name in ("first", "second"):
         write_lines(tmp_path / "moved" / name, read_lines(tmp_path / name))
     assert made(texts=tmp_path / "moved") == [], "the same content in another folder"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="empty/first"):
+        made(texts=tmp_path / "empty")
     assert made(width=2) == ["joined", "end"]
     (tmp_path / "joined").unlink()
     (tmp_path / "second").unlink()
@@ -284,6 +293,7 @@ def test_what_to_run_next_repeats_every_setting(tmp_path):
     (tmp_path / "my text").mkdir()
     given = read("own", f"DATA={tmp_path}/my text", "PAIR=de-en", "METHOD=pre-ln", "SEED=3", "UPDATES=2000", "LAYERS=6")
     assert given.command == f"make own 'DATA={tmp_path}/my text' LAYERS=6 PAIR=de-en PRESET=cpu UPDATES=2000"
+    assert read("own", "DATA=docs/..", "PAIR=de-en").base == Path("runs/own", ROOT.name, "de-en")
 
 
 @pytest.mark.slow
