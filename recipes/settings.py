@@ -302,7 +302,7 @@ class Translation(Training):
 
 
 class Demo(Translation):
-    PAIRS: PositiveInt = 30000
+    PAIRS: int = Field(30000, ge=100)
     """sentence pairs of the whole corpus; of 30,000, 500 validate and 1,000 test"""
 
 

@@ -45,6 +45,7 @@ WRONG = [
     ("iwslt14", "UPDATES=1000", "UPDATES=1000 is given, and EPOCHS=90 says how long it trains"),
     ("wmt14-ende-6l", "UPDATE_FREQ=4", "UPDATE_FREQ=4 has no effect with TOKENS=32768; change TOKENS=."),
     ("demo", "LR=inf", "LR=inf is invalid: input should be a finite number (peak learning rate)."),
+    ("demo", "PAIRS=99", "PAIRS=99 is invalid: input should be greater than or equal to 100 (sentence pairs"),
     ("demo", "WIDTH=30", "WIDTH=30 is not a multiple of HEADS=4"),
     ("demo", "TOKENISER=normalise truecase", "is invalid: input should be 'lowercase', 'normalise',"),
     ("demo", "RUNS=a:b", "RUNS=a:b is invalid: expected a path without a colon or a comma"),

@@ -136,8 +136,6 @@ def write(split: str, languages: Sequence[str], prefix: Path, size: int) -> None
     Args:
         size: number of pairs in the whole corpus.
     """
-    if size < 100:
-        raise ValueError(f"PAIRS={size}: expected 100 pairs or more, or the test set has fewer than three.")
     pairs, test, valid = corpus(size), size * TEST // 30000, size * VALID // 30000
     splits = {"test": pairs[:test], "valid": pairs[test : test + valid], "train": pairs[test + valid :]}
     for language in languages:
