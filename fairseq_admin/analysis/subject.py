@@ -143,6 +143,9 @@ class Subject:
         Returns:
             A scalar, in nats per predicted token.
         """
+        softmax = getattr(stacks_of(model).get("decoder"), "adaptive_softmax", None)
+        if softmax is not None:  # fairseq changes the result of this log-softmax in place, and a backward needs it
+            softmax.lsm.forward = lambda logits: logits.log_softmax(1).clone()
         scores = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True)
         return nll_loss(scores.flatten(0, 1), sample["target"].flatten(), ignore_index=PAD)
 
