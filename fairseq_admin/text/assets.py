@@ -188,8 +188,8 @@ class Assets:
             if not known:
                 raise AdminError(
                     f"{self.model} does not tell its languages, and {self.places} has no {FILE} and no binarised data "
-                    "(as train.de-en.de.idx) to tell them. Give --source-lang and --target-lang, or the folder as "
-                    "--data."
+                    "(as train.de-en.de.idx) to tell them. Give the folder as --data or, to translate and export, "
+                    "--source-lang and --target-lang."
                 )
             first, chosen = known[0]
             for who, pair in known:
