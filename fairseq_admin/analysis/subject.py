@@ -170,7 +170,13 @@ class Subject:
             facts["split"] = self.source.split if self.source.data else None
             facts["tokens"] = sum(map(self.tokens, self.samples))
         layers = "plain (--admin-fast off), float32, dropout off"
-        return {**facts, "seed": self.source.seed, "layers": layers, "versions": versions()}
+        versions = {
+            "fairseq_admin": __version__,
+            "fairseq": fairseq.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+        return {**facts, "seed": self.source.seed, "layers": layers, "versions": versions}
 
     def _model_facts(self) -> dict[str, Any]:
         stacks, weights = stacks_of(self.model), self.model.state_dict()
@@ -226,17 +232,3 @@ class Trained(Subject):
     def task(self) -> FairseqTask:
         assert self.source.data is not None
         return data_of(self.checkpoints[0], self.source.data, self.source.split)
-
-
-def versions() -> dict[str, str]:
-    """Find the versions of the packages that compute a result.
-
-    Returns:
-        By package.
-    """
-    return {
-        "fairseq_admin": __version__,
-        "fairseq": fairseq.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
