@@ -117,11 +117,6 @@ class Subject:
         inputs = ("src_tokens", "prev_output_tokens")[: len(self.stacks)]
         return {stack: sample["net_input"][name] for stack, name in zip(self.stacks, inputs)}
 
-    @property
-    def has_samples(self) -> bool:
-        """Whether a measure, or profiling, has used the samples."""
-        return "samples" in vars(self)
-
     def tokens(self, sample: dict[str, Any]) -> int:
         """Count the real tokens in the last stack's input.
 
@@ -165,7 +160,7 @@ class Subject:
             The entries that every result has, whatever the measure.
         """
         facts: dict[str, Any] = {"model": self._model_facts()}
-        if self.has_samples:
+        if "samples" in vars(self):  # a measure, or profiling, has used them
             facts["data"] = "random tokens" if self.source.data is None else str(self.source.data)
             facts["split"] = self.source.split if self.source.data else None
             facts["tokens"] = sum(map(self.tokens, self.samples))
