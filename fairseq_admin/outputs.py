@@ -43,7 +43,8 @@ def check_writable(path: Path, inputs: Iterable[Path] = ()) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """A block that makes a new file or folder, which replaces `path` if the block ends without an error.
 
-    If `path` is a link, the target of the link is replaced. The temporary folder is next to it, and is removed.
+    If `path` is a link, the target of the link is replaced. The new file has the rights of the old one. The temporary
+    folder is next to it, and is removed.
 
     Args:
         path: the file or folder.
@@ -60,6 +61,8 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield Path(part, target.name)
         with writing(path):
+            if target.exists():
+                shutil.copymode(target, Path(part, target.name))
             os.replace(Path(part, target.name), target)
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import outputs
+from . import fingerprint, outputs
 from .errors import AdminError
 from .text.assets import Assets
 
@@ -139,10 +139,13 @@ def _languages(checkpoint: Checkpoint, text: Assets | None) -> tuple[str, str] |
 
 
 def _note(checkpoint: Checkpoint, text: Assets | None) -> None:
-    """Note the fingerprints of the merges and text settings in the folder of the text."""
+    """Note the fingerprints of the merges and text settings in the folder of the text, which must be the model's."""
     if text:
         text.expected = checkpoint.text
-        checkpoint.note_text(text.fingerprints())
+        if checkpoint.options.task.get("_name") == "translation":  # other tasks add symbols to their dictionaries
+            text.refuse_other_dictionaries()
+        fingerprints = {**checkpoint.text, **text.fingerprints()}
+        checkpoint.state["model"] = fingerprint.with_fingerprints(checkpoint.weights, fingerprints)
 
 
 def translate(args: argparse.Namespace) -> str:

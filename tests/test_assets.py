@@ -60,7 +60,7 @@ def test_sources_of_the_languages(tmp_path: Path) -> None:
     assert Assets(model).languages(None, None) == ("de", "en")
     with pytest.raises(AdminError, match="text.json is for de-en and the command line for en-fr. Give"):
         Assets(model, languages=("en", "fr")).languages(None, None)
-    with pytest.raises(AdminError, match="does not tell its languages, and .*Give --source-lang and --target-lang"):
+    with pytest.raises(AdminError, match="does not tell its languages, and .*Give the folder as --data or, to"):
         Assets(model, tmp_path / "nowhere").languages(None, None)
 
 

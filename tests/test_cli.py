@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import reference
 import torch
-from conftest import python
+from conftest import one_line_error, python
 
 from fairseq_admin import cli
 from fairseq_admin.checkpoints import averaging, files
@@ -34,7 +34,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         with torch.no_grad():
             model.get_parameter(MOVED)[:32] += 0.5
         state = {"model": model.state_dict(), "optimizer_history": [{"num_updates": 10 * epoch}]}
-        torch.save({**state, "last_optimizer_state": {}}, f"checkpoint{epoch}.pt")
+        torch.save({**state, "args": {"task": "translation"}, "last_optimizer_state": {}}, f"checkpoint{epoch}.pt")
     torch.save({"model": reference.build("transformer", **reference.TINY).state_dict()}, "stock.pt")
     return tmp_path
 
@@ -69,8 +69,11 @@ def test_average(run: Path, capsys: pytest.CaptureFixture) -> None:
     assert provenance.decode(average["model"][provenance.KEY])["seed"] == 7
 
 
-def test_average_notes_the_text_it_was_trained_on(run: Path) -> None:
-    """Does `average --data` record the text's fingerprints, as `fold` does? Some models cannot be folded."""
+def test_average_notes_the_text_it_was_trained_on(run: Path, capsys: pytest.CaptureFixture) -> None:
+    """Does `average --data` record the text's fingerprints, as `fold` does, and refuse another model's text?
+
+    Some models cannot be folded.
+    """
     (run / "text/bin").mkdir(parents=True)
     (run / "text/codes").write_text("a b 1\n")
     Text("de", "en").write(run / "text/text.json")
@@ -78,6 +81,9 @@ def test_average_notes_the_text_it_was_trained_on(run: Path) -> None:
     text = Checkpoint.read(run / "average.pt").text
     assert text == {**Checkpoint.read(run / "checkpoint4.pt").text, **Assets(run / "text/model.pt").fingerprints()}
     assert text.keys() == {"encoder", "decoder", "codes", "text.json"}
+    reference.dictionary(9).save(str(run / "text/bin/dict.de.txt"))
+    message = "dict.de.txt: the dictionary is not the one the model was trained with. Give the folder of the model's"
+    assert message in one_line_error(capsys, *"average . --last 2 -o a.pt --data text".split())
 
 
 FROM_FOLDER = "choose from a run folder, and checkpoint1.pt is not one"

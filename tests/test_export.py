@@ -130,11 +130,14 @@ def test_ctranslate2_computes_the_same(model_of, tmp_path, name):
         assert (torch.tensor(result.log_probs) - scores).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("name", [*BOTH, "unequal heads"])
+FSMT = {"unequal heads": {"decoder_attention_heads": 2, "activation_fn": "relu_squared"}}
+
+
+@pytest.mark.parametrize("name", [*BOTH, *FSMT])
 def test_transformers_compute_the_same(model_of, tmp_path, name, caplog):
     """Do FSMT's log-probabilities equal the unfolded model's, and does FSMT load without warnings?"""
     transformers = needs("huggingface")
-    model = model_of(**{**BOTH, "unequal heads": {"decoder_attention_heads": 2}}[name])
+    model = model_of(**{**BOTH, **FSMT}[name])
     model.export("huggingface", tmp_path / "out")
     transformers.utils.logging.enable_propagation()
     try:

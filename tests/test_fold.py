@@ -213,7 +213,9 @@ STOCK["post-ln-pre-ln"] = "after before"
 
 
 @pytest.mark.parametrize("name", [*STOCK, "deepnorm", "rezero-post-ln"])
-@pytest.mark.parametrize("options", [{}, {"layernorm_embedding": True}, {"no_cross_attention": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"layernorm_embedding": True}, {"no_cross_attention": True}, {"scale_attn": True, "scale_fc": True}]
+)
 def test_other_schemes_that_stock_fairseq_can_compute(tmp_path, name, options):
     state = scheme(name, **options)
     assert apart(state, tmp_path) <= 1e-4

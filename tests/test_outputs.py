@@ -192,16 +192,20 @@ def test_standard_error_closed_is_no_success(work: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("verb", ["average", "translate", "analyze"])
 def test_a_link_stays_one(verb: str, work: Path, capsys: pytest.CaptureFixture) -> None:
-    """If the output is a link, the command writes its target, new or existing, and leaves no other file."""
+    """If the output is a link, the command writes its target, new or existing, and leaves no other file.
+
+    An existing file stays as private as it was.
+    """
     suffix = ".json" if verb == "analyze" else ""
     (work / "out/old").write_text("old")
+    (work / "out/old").chmod(0o600)
     for target in ("old", "new"):
         link = work / f"{target}{suffix}"
         link.symlink_to(f"out/{target}")
         assert cli.main(VERBS[verb].replace("out/new", str(link)).split(" ")) == 0, capsys.readouterr().err
         assert link.is_symlink() and link.read_bytes() != b"old"
     assert sorted(path.name for path in (work / "out").iterdir()) == ["new", "old"]
-    assert not list(work.glob("*.part"))
+    assert (work / "out/old").stat().st_mode & 0o777 == 0o600 and not list(work.glob("*.part"))
 
 
 @pytest.mark.parametrize("verb", ["average", "fold", "export", "translate"])

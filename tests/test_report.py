@@ -149,7 +149,7 @@ def test_tables_hold_both_runs(row: list[str], page: Page) -> None:
         ("omega", "bare: Post-LN has no ω."),
         ("dependency", "Dependency on each branch: Admin 2L-2L, width 64, 30 updates (512 tokens of text)"),
         ("dependency", "bare/checkpoint_last.pt --data DATA -o "),
-        ("output-change", "One update: R² of the fits linear 0.8100, logarithmic 0.9987."),
+        ("output-change", "a + b ln N, R² 0.999"),
         ("scores", "bare has no score.json, which a recipe writes."),
         ("translations", "bare has no translations in run.json, which a recipe writes."),
         ("fold", "differ by up to 8.6e-06 (bound 0.0001)"),

@@ -383,11 +383,8 @@ def test_scale_is_loaded_with_the_weights():
         ("translation", {"admin_ffn_init": "kaiming"}, "^--admin-ffn-init is kaiming; expected one of xavier, stock"),
         ("translation", {"admin_scheme": "deepnorm", "admin_init": "log"}, "^--admin-init log .* has no omega to set."),
         ("translation", {"admin_scheme": "fixup", "admin_ffn_init": "stock"}, "^--admin-ffn-init stock .*which draws"),
-        (
-            "translation",
-            {"admin_scheme": "pre-ln", "encoder_normalize_before": True},
-            "give --admin-scheme pre-ln",
-        ),
+        ("translation", {"admin_scheme": "pre-ln", "encoder_normalize_before": True}, "give --admin-scheme pre-ln"),
+        ("translation", {"encoder_layers": 0}, "^--encoder-layers is 0; Admin needs 1 or more"),
         ("translation", {"decoder_normalize_before": True}, "^--decoder-normalize-before was given"),
         ("translation", {"admin_scheme": "keel", "cross_self_attention": True}, "^--cross-self-attention was given"),
         ("translation", {"admin_scheme": "keel", "no_cross_attention": True}, "^--no-cross-attention was given with"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from ..arguments import above_zero, model, number, output, positive
 from ..errors import AdminError
 from ..packages import need
 from ..text.assets import binarised, files_in, folders
-from .registry import MEASURES, Settings, module_of
+from .registry import MEASURES, Settings
 
 if TYPE_CHECKING:
     from .subject import Subject
@@ -131,7 +132,8 @@ def run(args: argparse.Namespace) -> str:
         parts = [taking.enter_context(outputs.replacing(path)) for path in paths]
         if not args.json:
             need("matplotlib")
-        measure, subject = module_of(args.what), _subject(args)
+        measure = importlib.import_module(f".{args.what.replace('-', '_')}", __package__)
+        subject = _subject(args)
         numbers = measure.measure(subject, Settings(args.depths, args.repeats, args.lr, args.updates))
         result = {"what": args.what, **subject.facts(), **numbers}
         with outputs.writing(stem):

@@ -4,8 +4,6 @@
   the largest in the model. Only the Post-LN decoder's vanish (theorem 1).
 - Xiong et al. 2020, section 3.4, figure 3: the norms of the gradients of the feed-forward weights W1 and W2, by layer,
   and of the last layer's W2 against the depth L: flat for Post-LN, as 1/sqrt(L) for Pre-LN.
-- Their lemma 2, at initialisation: the squared norm of the sum in a layer's last sub-layer is 3d/2 for Post-LN and
-  between (1 + l/2) d and (1 + 3l/2) d for Pre-LN (d channels; feed-forward layers of d units, Xavier weights).
 
 All gradients are those of the mean cross-entropy, in nats per predicted token, without label smoothing.
 """
@@ -51,7 +49,6 @@ def _by_layer(subject: Subject) -> dict[str, dict[str, Any]]:
     Relative gradients are None if no gradient arrives, as in a fresh Fixup, whose output matrix is 0.
     """
     squares: dict[str, Any] = dict.fromkeys(subject.stacks, 0)
-    sums: dict[str, Any] = dict.fromkeys(subject.stacks, 0)
     model, batches = subject.model, len(subject.samples)
     model.zero_grad()
     for sample in progress("gradients", subject.samples, " batches"):
@@ -59,8 +56,6 @@ def _by_layer(subject: Subject) -> dict[str, dict[str, Any]]:
         for side, sublayers in seen.items():
             gradients: list[Any] = [sublayer.output.grad for sublayer in sublayers]
             squares[side] = squares[side] + torch.stack([grad.square().sum() for grad in gradients]).double()
-            totals = [one.rows(one.total.detach()) for one in sublayers if one.kind == "ffn"]
-            sums[side] = sums[side] + torch.stack([total.square().sum(1).mean() for total in totals]).double()
     weights = norms({name: p.grad / batches for name, p in model.named_parameters() if p.grad is not None})
     largest = max(values.max().item() for values in squares.values())
     return {
@@ -70,7 +65,6 @@ def _by_layer(subject: Subject) -> dict[str, dict[str, Any]]:
                 math.sqrt(value / largest) if largest else None for value in squares[side].tolist()
             ],
             "feed-forward": {"W1": weights[side]["fc1"], "W2": weights[side]["fc2"]},
-            "squared norm": (sums[side] / batches).tolist(),
         }
         for side in subject.stacks
     }

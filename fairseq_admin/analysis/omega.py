@@ -62,7 +62,7 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
         )
     if not subject.checkpoints:
         stacks = {side: {**stack, "trained": None} for side, stack in stacks.items()}
-        if subject.has_samples:  # profiling used only the first batch
+        if "samples" in vars(subject):  # profiling used only the first batch
             return {"tokens": subject.tokens(subject.samples[0]), "stacks": stacks}
     return {"stacks": stacks}
 

@@ -26,7 +26,8 @@ from torch.nn.functional import layer_norm
 
 from ..bar import progress
 from ..errors import AdminError
-from ..method.schemes import Stack, layers_of, stacks_of
+from ..method.schemes import Stack, stacks_of
+from ..method.second_stream import SecondNorm
 from ..method.sublayers import Sublayer, channel_variance, observed, own_share
 from . import figure
 from .fresh import Fresh
@@ -161,7 +162,7 @@ def _changes(subject: Subject, model: Any, seed: int, lr: float) -> Tensor:
     """
     side = subject.stacks[0]
     stack = stacks_of(model)[side]
-    if layers_of(stack)[0].scheme.second_stream:
+    if isinstance(stack.layer_norm, SecondNorm):
         raise AdminError(
             "output-change: the output of ResiDual's stack is a sum of two streams; expected the output of its "
             "last sub-layer. Give another --admin-scheme, or measure dependency, gradients or updates."

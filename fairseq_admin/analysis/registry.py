@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
 from typing import NamedTuple
 
 
@@ -35,15 +33,3 @@ MEASURES: dict[str, Measure] = {
     "updates": Measure("gradients and changes of the weights from checkpoint to checkpoint", "checkpoints"),
     "omega": Measure("omega by sub-layer: profiled, trained, and by the depth rules", "weights"),
 }
-
-
-def module_of(what: str) -> ModuleType:
-    """Import a measure's file.
-
-    Args:
-        what: a key of MEASURES.
-
-    Returns:
-        A module with `measure(subject, settings) -> dict` and `draw(dict) -> Figure`.
-    """
-    return importlib.import_module(f".{what.replace('-', '_')}", __package__)

@@ -117,11 +117,6 @@ class Subject:
         inputs = ("src_tokens", "prev_output_tokens")[: len(self.stacks)]
         return {stack: sample["net_input"][name] for stack, name in zip(self.stacks, inputs)}
 
-    @property
-    def has_samples(self) -> bool:
-        """Whether a measure, or profiling, has used the samples."""
-        return "samples" in vars(self)
-
     def tokens(self, sample: dict[str, Any]) -> int:
         """Count the real tokens in the last stack's input.
 
@@ -143,6 +138,9 @@ class Subject:
         Returns:
             A scalar, in nats per predicted token.
         """
+        softmax = getattr(stacks_of(model).get("decoder"), "adaptive_softmax", None)
+        if softmax is not None:  # fairseq changes the result of this log-softmax in place, and a backward needs it
+            softmax.lsm.forward = lambda logits: logits.log_softmax(1).clone()
         scores = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True)
         return nll_loss(scores.flatten(0, 1), sample["target"].flatten(), ignore_index=PAD)
 
@@ -162,12 +160,18 @@ class Subject:
             The entries that every result has, whatever the measure.
         """
         facts: dict[str, Any] = {"model": self._model_facts()}
-        if self.has_samples:
+        if "samples" in vars(self):  # a measure, or profiling, has used them
             facts["data"] = "random tokens" if self.source.data is None else str(self.source.data)
             facts["split"] = self.source.split if self.source.data else None
             facts["tokens"] = sum(map(self.tokens, self.samples))
         layers = "plain (--admin-fast off), float32, dropout off"
-        return {**facts, "seed": self.source.seed, "layers": layers, "versions": versions()}
+        versions = {
+            "fairseq_admin": __version__,
+            "fairseq": fairseq.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+        return {**facts, "seed": self.source.seed, "layers": layers, "versions": versions}
 
     def _model_facts(self) -> dict[str, Any]:
         stacks, weights = stacks_of(self.model), self.model.state_dict()
@@ -223,17 +227,3 @@ class Trained(Subject):
     def task(self) -> FairseqTask:
         assert self.source.data is not None
         return data_of(self.checkpoints[0], self.source.data, self.source.split)
-
-
-def versions() -> dict[str, str]:
-    """Find the versions of the packages that compute a result.
-
-    Returns:
-        By package.
-    """
-    return {
-        "fairseq_admin": __version__,
-        "fairseq": fairseq.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }

@@ -71,6 +71,8 @@ def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = SIDES) -> N
         raise AdminError(f"{option} was given; it changes the shortcuts of the scheme. Leave it out.")
     for side in sides:
         stack = getattr(cfg, side)
+        if scheme.omega and stack.layers < 1:
+            raise AdminError(f"--{side}-layers is {stack.layers}; Admin needs 1 or more. Give another --admin-scheme.")
         if stack.normalize_before:
             raise AdminError(
                 f"--{side}-normalize-before was given, and Admin is for Post-LN. Leave the flag out; for Pre-LN give "

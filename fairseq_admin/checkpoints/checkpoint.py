@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,14 +103,6 @@ class Checkpoint:
         """Fingerprints of its dictionaries, merges and text settings (fingerprint.py). A stock checkpoint has none."""
         earlier = self.state["extra_state"][FOLD] if self.folded else self.state.get("task_state")
         return fingerprint.read_fingerprints(self.weights) or dict((earlier or {}).get(fingerprint.KEY) or {})
-
-    def note_text(self, fingerprints: Mapping[str, str]) -> None:
-        """Add fingerprints to those of `text`.
-
-        Args:
-            fingerprints: the new fingerprints, by stack or file name.
-        """
-        self.state["model"] = fingerprint.with_fingerprints(self.weights, {**self.text, **fingerprints})
 
     @cached_property
     def options(self) -> Options:

@@ -135,6 +135,8 @@ def fold_weights(checkpoint: Checkpoint, smallest: float = folding.SMALLEST, cla
     }
 
     def scale_output(module: str, factor: Tensor) -> None:
+        norm = module.replace("self_attn.out_proj", "attn_ln")  # the end of the branch with --scale-attn
+        module = norm if f"{norm}.weight" in folded else module
         for key in (f"{module}.weight", f"{module}.bias"):
             folded[key] = folding.scale(folded[key], factor, 0)
 

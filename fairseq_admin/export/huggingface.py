@@ -20,7 +20,7 @@ from ..packages import need
 from . import tokenizer
 from .exportable import Exportable, batches, refuse_unlike
 
-ACTIVATIONS = {"gelu_accurate": "gelu_new", "gelu_fast": "gelu_new"}
+ACTIVATIONS = {"gelu_accurate": "gelu_new", "gelu_fast": "gelu_new", "relu_squared": "relu2"}
 """transformers' names for values of --activation-fn, if they differ."""
 
 BOS, LONGEST = 0, 200

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 from ..analysis import dependency, figure, omega, output_change
 from ..errors import AdminError, line
@@ -83,19 +82,10 @@ def _pictures(runs: list[Run], colours: list[str]) -> dict[str, list[Picture]]:
             for result in run.analyses.get(what, []):
                 try:
                     svg = figure.svg(measure.draw, result)
-                    pictures[what].append((svg, _caption(run, result), number))
+                    pictures[what].append((svg, f"{run.name}; seed {result.get('seed')}.", number))
                 except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                     raise AdminError(
                         f"{run.folder}/analysis holds {what} that cannot be shown ({type(error).__name__}: "
                         f"{line(error)}). Make it again with fairseq-admin analyze {what}, or move it away."
                     ) from None
     return pictures
-
-
-def _caption(run: Run, result: dict[str, Any]) -> str:
-    """The name of the run, its seed, and R² of each fit."""
-    text = f"{run.name}; seed {result.get('seed')}."
-    for series, values in result.get("series", {}).items():
-        fits = ", ".join(f"{law} {fit['r2']:.4f}" for law, fit in values["fits"].items())
-        text += f" {series.capitalize()}: R² of the fits {fits}."
-    return text

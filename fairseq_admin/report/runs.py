@@ -40,9 +40,6 @@ SECTIONS = {
 }
 """The options shown, by section of fairseq's configuration."""
 
-NAMED = {"model": "arch", "optimizer": "optimizer", "lr_scheduler": "lr_scheduler"}
-"""The command line's option for the `_name` of a section, if it is not the section's name."""
-
 
 class Sample(NamedTuple):
     """A sentence, its translation by one run, and the reference."""
@@ -212,7 +209,7 @@ def _options(checkpoint: Checkpoint) -> dict[str, str]:
     for section, names in SECTIONS.items():
         config = vars(args) if args is not None else plain_options(cfg.get(section))
         for name in names:
-            option = NAMED.get(section, section) if name == "_name" else name
+            option = {"model": "arch"}.get(section, section) if name == "_name" else name
             value = config.get(option if args is not None and name == "_name" else name)
             if isinstance(value, (list, tuple)):
                 value = ",".join(map(str, value))

@@ -152,6 +152,18 @@ class Assets:
         paths = {name: self.find(name) for name in (CODES, FILE)}
         return {name: _fingerprints(path, name)[0] for name, path in paths.items() if path}
 
+    def refuse_other_dictionaries(self) -> None:
+        """Refuse folders with dictionaries of which none is the model's.
+
+        Raises:
+            AdminError: the folders are of another model's text.
+        """
+        paths = [path for folder in self.folders for path in folder.glob("dict*.txt")]
+        known = {self.expected[stack] for stack in ("encoder", "decoder") if stack in self.expected}
+        words = [_load(path) for path in paths if known]
+        if words and known.isdisjoint(map(fingerprint.of_dictionary, words)):
+            fingerprint.refuse_other_dictionary(words[0], paths[0], len(words[0]), min(known))
+
     def text(self) -> Text | None:
         """Read the settings in text.json.
 
@@ -188,8 +200,8 @@ class Assets:
             if not known:
                 raise AdminError(
                     f"{self.model} does not tell its languages, and {self.places} has no {FILE} and no binarised data "
-                    "(as train.de-en.de.idx) to tell them. Give --source-lang and --target-lang, or the folder as "
-                    "--data."
+                    "(as train.de-en.de.idx) to tell them. Give the folder as --data or, to translate and export, "
+                    "--source-lang and --target-lang."
                 )
             first, chosen = known[0]
             for who, pair in known:
@@ -228,19 +240,22 @@ class Assets:
         Raises:
             AdminError: the file is missing, is no dictionary, or belongs to another model.
         """
-        from fairseq.data import Dictionary
-
         path = self.need(f"dict.{language}.txt")
-        try:
-            words = Dictionary.load(str(path))
-        except OSError:
-            raise
-        except Exception as error:  # its parser checks nothing
-            raise AdminError(
-                f"{path} is not a dictionary of fairseq's ({line(error)}). Give the model's own."
-            ) from None
+        words = _load(path)
         fingerprint.refuse_other_dictionary(words, path, size, self.expected.get(stack))
         return words
+
+
+def _load(path: Path) -> Dictionary:
+    """Load fairseq's dictionary from a file."""
+    from fairseq.data import Dictionary
+
+    try:
+        return Dictionary.load(str(path))
+    except OSError:
+        raise
+    except Exception as error:  # its parser checks nothing
+        raise AdminError(f"{path} is not a dictionary of fairseq's ({line(error)}). Give the model's own.") from None
 
 
 def _fingerprints(path: Path, name: str) -> list[str]:

@@ -12,6 +12,9 @@ from ..text.assets import POSITIONS, Assets
 from ..text.bpe import in_pieces
 from .engines import MORE, Hypothesis, Search, Translator, choose_device
 
+SPECIAL = ("<s>", "</s>", "<blank>")
+"""Units that do not belong to the translation."""
+
 
 class CTranslate2Translator(Translator):
     """A folder that `fairseq-admin export --to ctranslate2` wrote."""
@@ -39,18 +42,20 @@ class CTranslate2Translator(Translator):
             ) from None
 
     def translate(self, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
+        # fairseq ends a translation of this length. CTranslate2 does not: it adds one more unit.
+        longest = min(max(map(len, batch)) + 1 + MORE, self.positions - 1)
         results = self.model.translate_batch(
             list(batch),
             beam_size=search.beam,
             num_hypotheses=search.nbest,
             length_penalty=search.length_penalty,
             max_input_length=0,
-            max_decoding_length=min(max(map(len, batch)) + 1 + MORE, self.positions - 1) + 1,
+            max_decoding_length=longest + 1,
             return_scores=True,
         )
         return [
             [
-                Hypothesis(score, " ".join(unit for unit in units if unit not in ("<s>", "</s>", "<blank>")))
+                Hypothesis(score, " ".join([unit for unit in units if unit not in SPECIAL][:longest]))
                 for score, units in zip(result.scores, result.hypotheses)
             ]
             for result in results
