@@ -335,7 +335,7 @@ def compare(root: nn.Module, weights: Iterable[Tensor], batch: Any, sites: list[
         if not apart <= allowed:
             raise AdminError(
                 f"the folded model is off by {apart:.2g} of its largest output; at most {allowed:.1g} was "
-                "expected. Keep the model unfolded, and report its class."
+                "expected. Keep it unfolded. Does this batch run code that attach's did not? If not, report its class."
             )
 
 
