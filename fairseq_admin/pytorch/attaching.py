@@ -31,7 +31,7 @@ from .batch import call
 from .channel_flow import tensors
 from .folding import divisible, largest_difference, whole
 from .omega import omega_from_depth, omega_range
-from .sites import GOES_ON, UNRELATED, Site, depth, find_sites, grouped
+from .sites import GOES_ON, UNRELATED, Site, depth, find_sites, grouped, sums_of
 from .trace import Trace, undisturbed
 
 logger = logging.getLogger(__name__)
@@ -44,8 +44,6 @@ EXPECTED = (GOES_ON, UNRELATED)
 WRAPPER = re.compile(r"(_orig_mod|_checkpoint_wrapped_module)\.")
 WRAPPED = ("_orig_mod", "device_ids", "unshard", "_fsdp_wrapped_module")
 """Attributes of modules under torch.compile, DDP, DataParallel or FSDP."""
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
-"""Largest difference of outputs that a fold may make, as a share of the largest output, or of 1 if that is more."""
 
 
 @dataclass
@@ -114,19 +112,24 @@ def forget_compiled() -> None:
         torch.compiler.reset()
 
 
-def watch_first_step(model: nn.Module, sites: list[Site]) -> None:
-    """Warn at the first step of an optimizer that has parameters of the norms, but not their ω."""
-    norms = weakref.WeakSet(site.norm for site in sites)
+def watch_first_step(model: nn.Module, attachment: Attached) -> None:
+    """Warn at the first step of an optimizer that moves the norm of a site, but not its ω."""
+    waiting, root = {site.name for site in attachment.sites if site.learned}, weakref.proxy(model)
 
     def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        named = [item for norm in norms if hasattr(norm, "omega_init") for item in norm.named_parameters()]
-        if keys := {key for key, parameter in named if id(parameter) in stepped}:
-            norms.clear()
-            if keys.isdisjoint(OMEGA):
-                logger.warning("Admin: this optimizer does not move omega: it was made before attach. Make it after.")
+        stepped, still = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}, {}
+        for name, norm in root.named_modules() if waiting else ():
+            name = WRAPPER.sub("", name)
+            if name in waiting and (moved := stepped.intersection(map(id, norm.parameters()))):
+                waiting.remove(name)
+                if not hasattr(norm, "omega_init"):
+                    still[name] = "has been replaced since attach, and its omega with it: replace it before"
+                elif norm.omega_delta.requires_grad and id(norm.omega_delta) not in moved:
+                    still[name] = "is trained without its omega: make the optimizer after attach, of all parameters"
+        if still:
+            logger.warning("Admin: %s.", grouped(still))
 
-    weakref.finalize(model, register_optimizer_step_post_hook(hook).remove)
+    weakref.finalize(attachment, register_optimizer_step_post_hook(hook).remove)
 
 
 def unfoldable(model: nn.Module) -> str:
@@ -136,12 +139,12 @@ def unfoldable(model: nn.Module) -> str:
     return f"{type(root).__name__} cannot be folded: {grouped(kept)}" if kept else ""
 
 
-def report(model: nn.Module, omega: object) -> None:
+def report(model: nn.Module, attachment: Attached, omega: object) -> None:
     """Log the sites and their ω, and warn of norms at which Admin is off."""
-    attachment = vars(model)[ATTACHED]
-    names = {f"stack of {stack[0].name}": [site.omega[0] for site in stack] for stack in attachment.stacks}
-    ranges = [omega_range(name, torch.stack(values)) for name, values in names.items()]
-    logger.info("Admin: attached to %d sites, omega=%r: %s", len(attachment.sites), omega, "; ".join(ranges))
+    stacks = {f"stack of {stack[0].name}": [site.omega[0] for site in stack] for stack in attachment.stacks}
+    ranges = "; ".join(omega_range(name, torch.stack(values)) for name, values in stacks.items())
+    plural = "s" * (len(attachment.sites) > 1)
+    logger.info("Admin: attached to %d site%s, omega=%r: %s", len(attachment.sites), plural, omega, ranges)
     if kept := unfoldable(model):
         logger.warning("Admin: %s", kept)
     for level, expected in ((logging.INFO, True), (logging.WARNING, False)):
@@ -192,7 +195,7 @@ def attach(
             raise AdminError(f"{type(model).__name__} is attached already; fold it, or make it again, first.")
         if module._compiled_call_impl or any(hasattr(module, name) for name in WRAPPED):
             raise AdminError(f"{type(module).__name__} is compiled, wrapped or sharded; attach to the model before.")
-    attachment = Attached(*find_sites(model, batch, sites, unfoldable))
+    attachment = Attached(*find_sites(model, batch, sites and dict.fromkeys(sites), unfoldable))
     if omega != 1:
         refuse_trained(attachment.sites)
     for site, sublayers in [(site, depth(stack)) for stack in attachment.stacks for site in stack]:
@@ -209,8 +212,8 @@ def attach(
     vars(model)[ATTACHED] = attachment
     attachment.layout = layout(model)
     forget_compiled()
-    watch_first_step(model, attachment.sites)
-    report(model, omega)
+    watch_first_step(model, attachment)
+    report(model, attachment, omega)
     return model
 
 
@@ -238,10 +241,13 @@ def folded_weights(root: nn.Module, attachment: Attached) -> dict[int, Tensor]:
     read the shortcut.
     """
     now = layout(root)
-    if changed := sorted(name for name in now | attachment.layout if now.get(name) != attachment.layout.get(name)):
+    changed = [name for name in now | attachment.layout if now.get(name) != attachment.layout.get(name)]
+    modules = set(root.modules())  # a copy of a norm has the same names, and an omega of its own
+    changed += [f"{site.name}.omega_init" for site in attachment.sites if site.norm not in modules]
+    if changed := sorted(changed):
         raise AdminError(
-            f"{changed[0].rpartition('.')[0]} has changed since attach: {changed[0]} is new, gone, or tied. "
-            "Take off what was put on (merge LoRA, remove_parametrizations, prune.remove), then fold."
+            f"{changed[0].rpartition('.')[0]} has changed since attach: {changed[0]} is new, gone, replaced or tied. "
+            "Undo that (merge LoRA, remove_parametrizations, prune.remove, put the norm of attach back), then fold."
         )
     if kept := unfoldable(root):
         raise AdminError(f"{kept}. Keep it with its omega.")
@@ -297,7 +303,8 @@ def folded_state_dict(model: nn.Module) -> dict[str, Tensor]:
 def compare(root: nn.Module, weights: Iterable[Tensor], batch: Any, sites: list[Site]) -> None:
     """Raise AdminError if a model and a copy folded to these weights differ in outputs, in evaluation mode.
 
-    The comparison leaves out inner streams that a model returns (hidden states, mems), because the fold scales them.
+    The comparison leaves out inner streams that a model returns (hidden states, mems, sums before a norm), because the
+    fold scales them or a term of them.
     """
     with undisturbed(root):
         root.eval()
@@ -307,10 +314,11 @@ def compare(root: nn.Module, weights: Iterable[Tensor], batch: Any, sites: list[
     norms = {WRAPPER.sub("", name): norm for name, norm in graph.norms.items()}
     skipped = [site.name for site in sites if site.name not in norms]
     scaled = {norms.get(name.rpartition(".")[0]) for site in sites for name in site.written}
+    sums = {total for site in sites if site.name in norms for total in sums_of(norms[site.name])}
     pairs = [
         (old, new)
         for old, new in zip(before, tensors(graph.result), strict=True)
-        if new.is_floating_point() and scaled.isdisjoint(graph.value(new).channels)
+        if new.is_floating_point() and scaled.isdisjoint(graph.value(new).channels) and graph.value(new) not in sums
     ]
     if skipped or not pairs:
         fault = f"a deep copy skips {skipped[0]}" if skipped else f"no floats in a {type(graph.result).__name__}"
@@ -318,7 +326,8 @@ def compare(root: nn.Module, weights: Iterable[Tensor], batch: Any, sites: list[
             f"{type(root).__name__}: the fold cannot be compared ({fault}). Call fold(model) without a batch, and "
             "compare what the model gives before and after."
         )
-    allowed = max(TOLERANCE.get(dtype, torch.finfo(dtype).eps ** 0.5) for dtype in graph.types)  # autocast has several
+    # A share of the largest output, or of 1 if that is more. Autocast computes in several types.
+    allowed = max(torch.finfo(dtype).eps for dtype in graph.types) ** 0.5
     for old, new in pairs:
         moved = ~torch.isclose(old, new, rtol=0, atol=0, equal_nan=True)  # leaves out equal entries (a mask's -inf)
         old, new = old[moved], new[moved]
@@ -326,7 +335,7 @@ def compare(root: nn.Module, weights: Iterable[Tensor], batch: Any, sites: list[
         if not apart <= allowed:
             raise AdminError(
                 f"the folded model is off by {apart:.2g} of its largest output; at most {allowed:.1g} was "
-                "expected. Keep the model unfolded, and report its class."
+                "expected. Keep it unfolded. Does this batch run code that attach's did not? If not, report its class."
             )
 
 

@@ -156,7 +156,7 @@ def omega_range(stack: str, omega: Tensor) -> str:
             "finite number was expected. The model overflows on its first batch (or rank 0 failed: see its log); "
             "check the embeddings given, or train in fp32."
         )
-    return f"{stack} {len(omega)} sub-layers, omega {omega.min():.3f} to {omega.max():.3f}"
+    return f"{stack} {len(omega)} sub-layer{'s' * (len(omega) > 1)}, omega {omega.min():.3f} to {omega.max():.3f}"
 
 
 def profile_stacks(

@@ -67,8 +67,7 @@ def profile(model: nn.Module, batch: Any, *, rule: str = "reference") -> dict[st
         ω by the name of the site's norm, in the order of `omegas`. A float32 scalar without a unit.
 
     Raises:
-        AdminError: the model is not attached, or is trained; a site does not run; a variance is not finite; the batch
-            does not fit into memory.
+        AdminError: the model is not attached, or is trained; a site does not run; a variance is not finite.
     """
     root, attachment = attached(model)
     refuse_trained(attachment.sites)
@@ -115,10 +114,7 @@ def measure(root: nn.Module, attachment: Attached, batch: Any, rule: str) -> Ten
                 undo.callback(hook.remove)
         # Copies of the buffers, because ω and running statistics change in the pass.
         buffers = {name: buffer.clone() for name, buffer in root.named_buffers()}
-        try:
-            torch.func.functional_call(root, buffers, *arguments(batch))
-        except torch.OutOfMemoryError:
-            raise AdminError("memory ran out while profiling; give a smaller batch.") from None
+        torch.func.functional_call(root, buffers, *arguments(batch))
     ran = sum(len(measured.omega()) for measured in measures.values())
     if ran != len(attachment.sites):  # a model may leave layers out at random
         raise AdminError(

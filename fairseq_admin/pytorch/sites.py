@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -94,8 +93,8 @@ class Site:
         """
         if total.device not in self.shortcuts:
             raise AdminError(
-                f"{self.name} ran without the module that has its shortcut. Put the whole layer into a checkpoint, not "
-                "the norm alone; multiply a branch by 0 rather than leave it out."
+                f"{self.name} ran without the module that has its shortcut. Replace no norm after attach; put the "
+                "whole layer into a checkpoint, not the norm alone; multiply a branch by 0 rather than leave it out."
             )
         x = self.shortcuts[total.device]
         shape = [total.shape[self.order.index(axis)] for axis in range(len(self.order))] or total.shape
@@ -126,8 +125,10 @@ class Site:
 
 
 def sums_of(norm: Value) -> list[Value]:
-    """The sum that a norm reads, perhaps with its axes in another order, and the sums that only this sum reads."""
-    sums = [norm.reads[0].reads[0] if norm.reads[0].order else norm.reads[0]]
+    """The sum that a norm reads, perhaps through one more call, and the sums that only this sum reads."""
+    sums = [norm.reads[0]]
+    if sums[0].made_by not in ADDS | FACTORS and len(sums[0].reads) == 1:  # axes in another order, or dropout
+        sums = sums[0].reads[:]
     for total in sums:  # grows: a term may be a sum, too
         sums += [t for t in total.reads[:2] if t.made_by in ADDS and t.readers == 1 and len(t.reads) > 1]
     return sums
@@ -138,18 +139,18 @@ def shortcut_of(norm: Value) -> tuple[Value, str] | None:
 
     None: the norm reads no sum.
     """
-    total, *inner = sums_of(norm)
-    if total.made_by not in ADDS | FACTORS or len(total.reads) < 2:
+    (total, *inner), argument = sums_of(norm), norm.reads[0]
+    if total.made_by not in ADDS | FACTORS or len(total.reads) < 2 or total.size != norm.size:
         return None
     terms = sorted((t for part in (total, *inner) for t in part.reads[:2] if t not in inner), key=lambda t: t.time)
     others = {x: set().union(*(term.ancestors() for term in terms if term is not x)) for x in terms}
     x = next((term for term in terms if term in others[term]), terms[0])
-    if max(total.readers, norm.reads[0].readers) > 1:
+    if max(total.readers, argument.readers) > 1:
         return x, GOES_ON
     if terms.count(x) > 1 or total.made_by in FACTORS and total.reads[0] is not x:
         return x, FACTORED
     if x in others[x] or reads_unseen(total, x):
-        return x, ""
+        return x, "" if argument is total or argument.order else f"reads {argument.made_by} of a sum, not the sum"
     scaled = [term for term in terms if term.made_by in TIMES and others[term] & {*term.reads, *term.channels}]
     return x, FACTORED if scaled else UNRELATED
 
@@ -192,7 +193,7 @@ def why_unfoldable(graph: Trace, norm: Value, x: Value) -> str:
     if graph.calls[name] > 1:
         return f"is called {graph.calls[name]} times"
     if reads_unseen(norm.reads[0], x):
-        return "reads what the trace cannot see (a custom autograd function?)"
+        return "reads what the trace cannot see (a scripted function, a custom autograd function?)"
     ways = [*writer.written, *writer.readings]
     for way, value in ways:
         if way is None and value not in sums_of(norm):
@@ -203,12 +204,9 @@ def why_unfoldable(graph: Trace, norm: Value, x: Value) -> str:
 
 
 def place_of(model: nn.Module, value: Value) -> str:
-    """The function that made a value, its module, the parametrizations of that module, and the line of code."""
-    module = model.get_submodule(value.call.module)
-    parametrizations = getattr(module, "parametrizations", {}).values()
-    kinds = [type(part).__name__ for part in chain(module._forward_pre_hooks.values(), *parametrizations)]
-    weight = f", whose weight is under {' and '.join(kinds)}" if kinds else ""
-    return f"{value.made_by} in {value.call.module or type(module).__name__}{weight}{value.line}"
+    """The function that made a value, its module, the module's class, and the line of code."""
+    kind = type(model.get_submodule(value.call.module)).__name__  # with weight_norm, ParametrizedLinear
+    return f"{value.made_by} in {value.call.module or 'the model'}, a {kind}{value.line}"
 
 
 def find_sites(
@@ -266,6 +264,9 @@ def find_sites(
         why = grouped(off) or "It has no norm that reads a sum"
         raise AdminError(f"{kind}: no site, a norm that alone reads a sum x + f(x). {why}. Admin is for Post-LN.")
     alone = [stack[0].name for stack in stacks if depth(stack) == 1]
+    kinds = {type(site.norm) for stack in stacks for site in stack}
+    idle = [name for module, name in graph.names.items() if type(module) in kinds and not graph.calls[name]]
+    off |= dict.fromkeys(idle, "does not run on this batch")
     return stacks, off | dict.fromkeys(alone, "is alone in its stack, so omega is 1")
 
 

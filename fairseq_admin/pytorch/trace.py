@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Iterator, MutableMapping
 from typing import Any
@@ -40,10 +41,9 @@ MOVES = frozenset("transpose permute swapaxes movedim".split())
 
 def users_line() -> str:
     """The file and the line of the model's code that runs now."""
-    frame = sys._getframe(1)
-    while frame.f_back and frame.f_code.co_filename.startswith(LIBRARIES):
-        frame = frame.f_back
-    return f" ({os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno})"
+    stack = traceback.walk_stack(sys._getframe())
+    file, line = next((f.f_code.co_filename, n) for f, n in stack if not f.f_code.co_filename.startswith(LIBRARIES))
+    return f" ({os.path.basename(file)}:{line})"
 
 
 class Trace(TorchFunctionMode):
@@ -65,8 +65,9 @@ class Trace(TorchFunctionMode):
         """The number of calls of each module, by name."""
         self.norms: dict[str, Value] = {}
         """The output of the last call of each norm, by name."""
-        self.strangers: dict[str, str] = {}
-        """Modules that normalise a sum but are not norms with weights, by name, and why."""
+        scripted = [name for module, name in self.names.items() if isinstance(module, torch.jit.ScriptModule)]
+        self.strangers = dict.fromkeys(scripted, "is scripted, so attach cannot see into it")
+        """Modules that normalise a sum but are not norms with weights, and scripted modules, by name, and why."""
         self.types: set[torch.dtype] = set()
         """The floating types in which the model computes."""
         self.values: MutableMapping[Tensor, Value] = WeakTensorKeyDictionary()
@@ -83,7 +84,8 @@ class Trace(TorchFunctionMode):
             self.values.update({tensor: Value(flow.ARGUMENT, Call(name)) for tensor in tensors(argument)})
         with undisturbed(model) as undo:
             model.eval()  # may change weights: some adapters merge theirs here
-            for module in self.names:
+            # Scripted modules take no hooks.
+            for module in [module for module, name in self.names.items() if name not in scripted]:
                 undo.callback(module.register_forward_pre_hook(self.enter, with_kwargs=True).remove)
                 undo.callback(module.register_forward_hook(self.leave, with_kwargs=True).remove)
             with self:
@@ -109,7 +111,8 @@ class Trace(TorchFunctionMode):
         made = self.record(name, [value for _, value in inputs], tensors_made)
         if args and name in MOVES:  # the sizes of this example say where each axis goes
             made[0].order = tuple(func(torch.empty(tuple(range(result.dim()))), *args[1:], **kwargs).shape)
-        for norm in {norm for _, value in inputs for norm in value.channels} if made else ():
+        # The numbers of empty_like are chance.
+        for norm in {norm for _, value in inputs for norm in value.channels} if made and "empty" not in name else ():
             flow.propagate_scale(norm, flow.trial(func, args, kwargs), inputs, made)
         return result
 
