@@ -547,10 +547,24 @@ class Positional(Stack):
         return super().forward(*inputs)
 
 
+def test_a_module_may_have_a_builtin_function_as_its_forward():
+    model = Stack(Layer).double()
+    model.layers[1].fc1 = nn.Sequential(model.layers[1].fc1, nn.Identity())
+    model.layers[1].fc1[1].forward = torch.relu
+    assert len(admin.omegas(admin.attach(model, X))) == 3
+
+
 def test_positional_arguments_need_no_name():
     model = admin.attach(Positional(Layer).double(), (X,))
     assert len(admin.profile(model, (X,))) == 3
     admin.fold(model, (X,))
+
+
+def test_a_data_loader_is_no_batch():
+    """A data loader's batch is refused: its second tensor, the labels, would be taken for a mask."""
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, X))
+    with pytest.raises(ValueError, match="a DataLoader is not a batch; give one batch"):
+        admin.attach(Stack(Layer).double(), loader)
 
 
 def test_where_a_norm_is_frozen_so_is_its_omega():

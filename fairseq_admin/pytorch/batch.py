@@ -10,10 +10,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
+from torch.utils.data import DataLoader
+
+from ..errors import AdminError
 
 
 def arguments(batch: Any) -> tuple[tuple, dict[str, Any]]:
-    """The positional and the keyword arguments of a batch."""
+    """The positional and the keyword arguments of a batch.
+
+    Raises:
+        AdminError: the batch is a DataLoader, whose batches may also hold labels.
+    """
+    if isinstance(batch, DataLoader):
+        raise AdminError("a DataLoader is not a batch; give one batch, with only what the model's forward takes.")
     if isinstance(batch, Mapping):
         return (), dict(batch)
     return batch if isinstance(batch, tuple) else (batch,), {}
@@ -27,7 +36,10 @@ def call(model: nn.Module, batch: Any) -> Any:
 
 def argument_names(module: nn.Module) -> list[str]:
     """The names of the positional arguments of a module's forward."""
-    parameters = inspect.signature(module.forward).parameters.values()
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except ValueError:  # a builtin function, such as torch.relu
+        return []
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
