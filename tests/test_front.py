@@ -351,7 +351,7 @@ def test_demo_runs_small(tmp_path):
     text = (run / "summary.txt").read_text(encoding="utf-8")
     assert text in done.stdout and done.stdout.endswith(f"Report: {run}/report.html\n")
     report = (run / "report.html").read_text(encoding="utf-8")
-    assert "bound 0.0001" in report and "Random perturbation" in report
+    assert "bound 0.0001" in report and "random perturbation" in report
     assert "Not measured" not in report and "no translations" not in report
     assert [row["updates"] for row in read_results(tmp_path / "results.csv")] == ["200"]
 
