@@ -337,7 +337,9 @@ class LanguageModel(Training):
 class Grid(Settings):
     """Settings of every grid."""
 
-    fixed_options: ClassVar = Settings.fixed_options | {"--lr", "--seed", "--admin-scheme", "--more-scheme"}
+    fixed_options: ClassVar = Settings.fixed_options | {
+        "--lr", "--seed", "--admin-scheme", "--admin-init", "--more-scheme", "--more-layers"
+    }  # fmt: skip
 
     SEEDS: Several[NonNegativeInt] = (1,)
     """seeds of the weights, the batches and dropout"""

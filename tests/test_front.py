@@ -58,6 +58,7 @@ WRONG = [
     ("compare", "PATIENCE=50", "PATIENCE=50 is not a multiple of SAVE_EVERY=100"),
     ("demo", "TRAIN_ARGS=--save-dir x", "--save-dir among the options of fairseq-train: the recipe sets it."),
     ("compare", "TRAIN_ARGS=--adam-eps 1e-6 --lr=1e-4", "--lr among the options of fairseq-train: the recipe sets it."),
+    ("compare", "TRAIN_ARGS=--admin-init log", "--admin-init among the options of fairseq-train: the recipe sets it."),
     ("sensitivity", "BETA2S=1", "BETA2S=1 is invalid: expected numbers below 1, as 0.98"),
 ]
 
