@@ -190,6 +190,15 @@ def test_standard_error_closed_is_no_success(work: Path, monkeypatch: pytest.Mon
     assert not (work / "out/new").exists()
 
 
+@pytest.mark.parametrize("verb", ["average", "fold", "translate", "report"])
+def test_a_read_only_file_is_not_replaced(verb: str, work: Path, capsys: pytest.CaptureFixture) -> None:
+    """Whoever takes the right to write from a file protects it. A link may lead to such a file in a store of data."""
+    (work / "out/old").write_text("old")
+    (work / "out/old").chmod(0o444)
+    (work / "out/new").symlink_to("old")
+    assert "out/new is read-only; " in refused(capsys, work, VERBS[verb])
+
+
 @pytest.mark.parametrize("verb", ["average", "translate", "analyze"])
 def test_a_link_stays_one(verb: str, work: Path, capsys: pytest.CaptureFixture) -> None:
     """If the output is a link, the command writes its target, new or existing, and leaves no other file.
