@@ -97,6 +97,19 @@ def test_refusals_before_the_work(line: str, message: str, work: Path, capsys: p
     assert message in refused(capsys, work, line)
 
 
+def test_standard_input_is_an_input(work: Path, capsys: pytest.CaptureFixture) -> None:
+    """Otherwise `translate model.pt -o text < text` loses the text."""
+    stdin = os.dup(0)
+    try:
+        with (work / "text").open() as text:
+            os.dup2(text.fileno(), 0)
+        for source in ("", " -"):
+            assert INPUT in refused(capsys, work, f"translate model.pt{source} --tokenised --device cpu -o text")
+    finally:
+        os.dup2(stdin, 0)
+        os.close(stdin)
+
+
 def needs_engine(line: str) -> None:
     for engine in ("ctranslate2", "huggingface"):
         if engine in line:
