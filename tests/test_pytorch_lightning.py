@@ -78,3 +78,22 @@ def test_a_new_process_tests_a_checkpoint_with_its_omega(tmp_path):
     stock = Model()
     tested(stock)
     assert not any("omega" in name for name in stock.state_dict())
+
+
+def test_a_batch_of_numbers_is_profiled_in_the_precision_of_the_model():
+    class Encoder(Model):
+        def __init__(self):
+            lightning.LightningModule.__init__(self)
+            self.bert, self.batch = build("encoder", torch.float32)
+
+        def training_step(self, batch, index):
+            batch = {key: value.bfloat16() if key == "src" else value for key, value in self.batch.items()}
+            return self.bert(**batch).square().mean()
+
+    model = Encoder()
+    callback = AdminCallback(model.batch, "bert", rule="reference")
+    options = {"max_steps": 1, "precision": "bf16-true", "enable_checkpointing": False}
+    trainer = lightning.Trainer(callbacks=[callback], **options, **QUIET)
+    trainer.fit(model, torch.utils.data.DataLoader(range(1)))
+    first, *_, last = (omega[0].item() for omega in admin.omegas(model.bert).values())
+    assert first == 1 < last

@@ -51,7 +51,8 @@ class AdminCallback(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if self.rule and trainer.global_step == 0:
-            profile(pl_module.get_submodule(self.module), trainer.strategy.batch_to_device(self.batch), rule=self.rule)
+            batch = trainer.precision_plugin.convert_input(trainer.strategy.batch_to_device(self.batch))
+            profile(pl_module.get_submodule(self.module), batch, rule=self.rule)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
         if trainer.global_step % trainer.log_every_n_steps == 0:
