@@ -320,6 +320,8 @@ def test_old_rows_that_are_run_again_count_where_the_bridge_fails():
 def test_runs_of_another_rate_or_length_are_not_judged(other):
     rows = omega_rows(-0.2)[1]
     with pytest.raises(ValueError, match="^constant at 18L-18L: found runs with .*; expected"):
+        protocol.groups_of([*rows[:5], rows[5] | other])
+    with pytest.raises(ValueError, match="^constant at 18L-18L: found two runs with seed 9; expected one"):
         protocol.groups_of([*rows, rows[5] | other])
 
 

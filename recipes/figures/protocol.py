@@ -48,16 +48,19 @@ Groups = dict[Place, dict[str, Row]]
 
 
 def groups_of(rows: Sequence[Row]) -> Groups:
-    """The runs that count. If a run has two rows, the later row counts.
+    """The runs that count. A row may be there twice.
 
     Raises:
-        ValueError: runs of one group have different rates or numbers of updates.
+        ValueError: a seed was run twice, or runs of one group have different rates or numbers of updates.
     """
     groups: Groups = {}
     for row in rows:
         method = row.get("rule") or {"admin": "reference"}.get(row["scheme"], row["scheme"])
         if method in METHODS and row["seed"] in SEEDS.get(row["layers"], ()):
-            groups.setdefault((row["layers"], method), {})[row["seed"]] = row
+            known = groups.setdefault((row["layers"], method), {}).setdefault(row["seed"], row)
+            if known != row:
+                place = f"{method} at {sizes(row['layers'])}"
+                raise ValueError(f"{place}: found two runs with seed {row['seed']}; expected one: no seed is replaced.")
     for (layers, method), runs in groups.items():
         rates = {f"rate {row['lr']}" for row in runs.values()}
         ends = {f"{max(row['valid'])} updates" for row in runs.values() if row["verdict"] != "diverged"}
