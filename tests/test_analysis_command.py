@@ -121,11 +121,15 @@ def test_a_model_of_one_stack(what: str, arch: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what, arch, title", [("dependency", "transformer", "Pre-LN"),
                                                ("output-change", "transformer", "Pre-LN"),
+                                               ("dependency", "transformer_admin_tiny", "Admin, folded"),
                                                ("gradients", "transformer_admin_tiny", "Admin")])  # fmt: skip
 def test_a_checkpoint_on_data(what: str, arch: str, title: str, corpus: Path, words: int, tmp_path: Path) -> None:
     """Does it accept our checkpoints and stock ones, with real sentences?"""
     pre_ln = {**reference.TINY, "encoder_normalize_before": True, "decoder_normalize_before": True}
     path = checkpoint(tmp_path / "c.pt", arch, words=words, **(pre_ln if title == "Pre-LN" else {}))
+    if title == "Admin, folded":
+        assert cli.main(["fold", str(path), "-o", str(tmp_path / "folded.pt")]) == 0
+        path = tmp_path / "folded.pt"
     result = analyzed(what, path, "--data", corpus, "--tokens", 100, "--json", "-o", tmp_path / "out.json")
     assert result["model"]["title"] == title and result["model"]["updates"] == 7
     assert (result["data"], result["split"]) == (str(corpus), "valid") and 100 <= result["tokens"] < 612

@@ -175,13 +175,17 @@ class Subject:
 
     def _model_facts(self) -> dict[str, Any]:
         stacks, weights = stacks_of(self.model), self.model.state_dict()
-        scheme = getattr(getattr(self.model, "cfg", None), "admin_scheme", None) or state_dict.scheme(weights)
+        if self.checkpoints:
+            scheme, title = self.checkpoints[0].trained_as
+        else:
+            scheme = getattr(getattr(self.model, "cfg", None), "admin_scheme", None) or state_dict.scheme(weights)
+            title = SCHEMES[scheme].title if scheme in SCHEMES else scheme
         record = provenance.decode(weights[provenance.KEY]) if provenance.KEY in weights else None
         return {
             "name": self.name,
             "arch": self.arch,
             "scheme": scheme,
-            "title": SCHEMES[scheme].title if scheme in SCHEMES else scheme,
+            "title": title,
             "rule": (record or {}).get("rule"),
             **{f"{side}_layers": len(layers_of(stacks[side])) if side in stacks else 0 for side in SIDES},
             "width": next(iter(stacks.values())).embed_tokens.embedding_dim,

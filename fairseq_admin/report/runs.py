@@ -177,8 +177,7 @@ def _newest(folder: Path) -> Path | None:
 
 def _describe(run: Run, checkpoint: Checkpoint) -> None:
     """Fill in the description of the model from a checkpoint."""
-    scheme = checkpoint.scheme_name
-    title = SCHEMES[scheme].title if scheme in SCHEMES else scheme
+    scheme, title = checkpoint.trained_as
     layers, record = checkpoint.layers, checkpoint.record or {}
     if checkpoint.more:
         new = checkpoint.more["scheme"]
