@@ -100,6 +100,18 @@ def test_a_fresh_model_of_any_mechanism(scheme: str, what: str, tmp_path: Path) 
     assert "nan" not in "".join(ElementTree.parse(tmp_path / "out.svg").getroot().itertext())
 
 
+@pytest.mark.parametrize("what", ["gradients", "updates"])
+def test_an_encoder_without_gradients(what: str, tmp_path: Path) -> None:
+    """Without encoder-attention no gradient arrives at the encoder's outputs and weights: are they all 0?"""
+    options = [*FRESH, *QUICK, "--no-cross-attention", "--checkpoint-activations", "-o", tmp_path / "out"]
+    result = analyzed(what, *options)
+    if what == "gradients":
+        stacks = {side: stack["relative output gradient"] for side, stack in result["stacks"].items()}
+    else:
+        stacks = {side: kinds["fc1"] for side, kinds in result["intervals"][0]["gradient"].items()}
+    assert not any(stacks["encoder"]) and all(stacks["decoder"])
+
+
 def test_one_depth_has_no_power(tmp_path: Path) -> None:
     assert cli.main(["analyze", "gradients", *FRESH, *QUICK, "--depths", "2", "-o", str(tmp_path / "out")]) == 0
     powers = json.loads((tmp_path / "out.json").read_text())["last feed-forward"]["power of the depth"]
