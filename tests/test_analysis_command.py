@@ -25,11 +25,17 @@ FRESH = ["--arch", "transformer_admin_tiny", "--encoder-layers", "2", "--decoder
 QUICK = ["--tokens", "64", "--depths", "1,2,3", "--repeats", "1", "--updates", "2"]
 
 
-def checkpoint(path: Path, arch: str = "transformer_admin_tiny", updates: int = 7, words: int = 42, **options) -> Path:
-    """A checkpoint of a model with profiled ω. The corpus' dictionary has about 46 words."""
-    model = reference.build(arch, words=words, seed=updates, **options)
+def checkpoint(
+    path: Path, arch: str = "transformer_admin_tiny", updates: int = 7, words: int = 42, seed: int = 1, **options
+) -> Path:
+    """A checkpoint of a run whose ω is profiled. The corpus' dictionary has about 46 words."""
+    model = reference.build(arch, words=words, seed=seed, **options)
     if arch.startswith("transformer_admin"):
         model(*reference.batch(words=words))
+    torch.manual_seed(updates)
+    for p in model.parameters():
+        if p.dim() > 1:
+            p.data += 0.01 * torch.randn_like(p)
     state = state_of(model, arch, **options)
     state["cfg"]["task"] = {"_name": "translation", "source_lang": "a", "target_lang": "b", "data": "gone", **TASK}
     state["model"] = dict(state["model"])  # drop the fingerprints: the dictionary is not that of the corpus
@@ -205,7 +211,8 @@ def test_without_matplotlib(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
         ("dependency CHECKPOINT CHECKPOINT --data DATA", "measures one checkpoint, but 2 were"),
         ("updates CHECKPOINT --data DATA", "Give two or more checkpoints of a run"),
         ("updates CHECKPOINT CHECKPOINT --data DATA", "has the same weights as"),
-        ("updates CHECKPOINT STOCK --data DATA", "hold different models"),
+        ("updates CHECKPOINT STOCK --data DATA", "not of one run: the shape of"),
+        ("updates CHECKPOINT RUN --data DATA", "not of one run: omega's seed is 1 in the first and 2 in the second"),
         ("omega STOCK", "STOCK has no omega"),
         ("omega UNPROFILED", "its omega has not been profiled yet"),
         ("dependency OTHER --random-tokens", "a checkpoint of a model of transformer_lm, "),
@@ -227,10 +234,12 @@ def test_refusals(
     (tmp_path / "out").mkdir()
     places = {
         "DATA": corpus,
-        **{name: tmp_path / name for name in ("NOWHERE", "CHECKPOINT", "STOCK", "UNPROFILED", "OTHER")},
+        **{name: tmp_path / name for name in ("NOWHERE", "CHECKPOINT", "STOCK", "RUN", "UNPROFILED", "OTHER")},
     }
     if "STOCK" in arguments:
         checkpoint(places["STOCK"], "transformer", words=words, **reference.TINY)
+    if "RUN" in arguments:
+        checkpoint(places["RUN"], words=words, seed=2)
     for name in {"CHECKPOINT", "UNPROFILED", "OTHER"} & set(arguments.split()):
         state = files.read(checkpoint(places[name], words=words))
         if name == "UNPROFILED":

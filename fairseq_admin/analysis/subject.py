@@ -19,6 +19,7 @@ from fairseq.utils import resolve_max_positions
 from torch import Tensor
 from torch.nn.functional import nll_loss
 
+from ..checkpoints import averaging
 from ..checkpoints.building import build, check_weights
 from ..checkpoints.checkpoint import STACKS, Checkpoint
 from ..checkpoints.equivalence import FIRST_WORD, PAD, data_of, reading
@@ -206,17 +207,13 @@ class Trained(Subject):
         self.source = source
         self.checkpoints = [Checkpoint.read(path) for path in paths]
         first = self.checkpoints[0]
-        shapes = {key: tensor.shape for key, tensor in first.weights.items()}
         for checkpoint in self.checkpoints:
             if checkpoint.kind not in STACKS:
                 raise AdminError(
                     f"{checkpoint.name} is a {checkpoint.options.model.get('_name')}; a checkpoint of a model of "
                     f"{', '.join(STACKS)} was expected."
                 )
-            if {key: tensor.shape for key, tensor in checkpoint.weights.items()} != shapes:
-                raise AdminError(
-                    f"{checkpoint.name} and {first.name} hold different models. Give checkpoints of one run."
-                )
+            averaging.refuse_other_run(first, checkpoint)
             check_weights(checkpoint)
             if checkpoint.omegas and checkpoint.record is None:
                 raise AdminError(f"{checkpoint.name}: its omega has not been profiled yet. Give a later checkpoint.")
