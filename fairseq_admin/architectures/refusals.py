@@ -17,7 +17,7 @@ CHOICES = {
 """Choices that fairseq-train checks itself; for a Namespace made by hand, or RoBERTa under hydra, nothing does."""
 
 LEAST = {"admin_profile_tokens": 1, "admin_max_skipped_updates": 0, "admin_monitor": 0}
-LEAST_OF_NEW_LAYERS = {"more_layers": 0, "profile_sentences": 0, "pretrained_lr_factor": 0}
+LEAST |= dict.fromkeys(("more_layers", "profile_sentences", "pretrained_lr_factor"), 0)  # of `deeper_admin` alone
 
 
 def layers_to_keep(stack: Any) -> list[int]:
@@ -53,7 +53,9 @@ def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = SIDES) -> N
         if getattr(cfg, option) not in choices:
             expected = ", ".join(filter(None, choices))
             raise AdminError(f"{_flag(option)} is {getattr(cfg, option)}; expected one of {expected}.")
-    _refuse_less(cfg, LEAST)
+    for option, least in LEAST.items():
+        if getattr(cfg, option, least) < least:
+            raise AdminError(f"{_flag(option)} is {getattr(cfg, option)}; expected at least {least}.")
     scheme, clash = SCHEMES[name], None
     more_scheme = getattr(cfg, "more_scheme", None) or name
     if not (scheme.omega or SCHEMES[more_scheme].omega) and cfg.admin_init != "reference":
@@ -86,12 +88,6 @@ def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = SIDES) -> N
             )
 
 
-def _refuse_less(options: Any, least: dict[str, int]) -> None:
-    for option, minimum in least.items():
-        if getattr(options, option) < minimum:
-            raise AdminError(f"{_flag(option)} is {getattr(options, option)}; expected at least {minimum}.")
-
-
 def _flag(option: str) -> str:
     return f"--{option.replace('_', '-')}"
 
@@ -111,7 +107,6 @@ def refuse_new_layers(args: Any, task: object) -> None:
             f"--arch deeper_admin was given with {type(task).__name__}, which has no classification head. Give --task "
             "sentence_prediction, or --arch masked_lm_admin."
         )
-    _refuse_less(args, LEAST_OF_NEW_LAYERS)
     if bool(args.more_layers) != bool(args.more_scheme):
         raise AdminError(
             f"--more-layers is {args.more_layers} and --more-scheme {args.more_scheme}; expected both or neither. Give "

@@ -129,8 +129,8 @@ def upgrade_stock_state(
         first = ties.setdefault(tensor.data_ptr(), key)
         if first != key and first in state and key in state and not torch.equal(state[first], state[key]):
             raise AdminError(
-                f"{first} and {key} differ in the checkpoint and are one tensor in the model. Tie the embeddings as "
-                "the checkpoint does (--share-all-embeddings, --share-decoder-input-output-embed)."
+                f"{first} and {key} differ in the checkpoint and are one tensor in the model. Tie them as in the "
+                "checkpoint (--share-all-embeddings, --share-decoder-input-output-embed, --untie-weights-roberta)."
             )
     for key in [key for key in state if key not in expected and LEGACY_KEYS.search(key)]:
         del state[key]
