@@ -20,6 +20,7 @@ INTERVAL = re.compile(r".*epoch (?P<epoch>\d+):\s+(?P<done>\d+) / (?P<all>\d+) (
 END = re.compile(r".*epoch (?P<epoch>\d+) \| (?:valid on '(?P<subset>[^']+)' subset \| )?(?P<pairs>\w+ \S+ \| .+)$")
 UPDATES = re.compile(r"(?:(.+)_)?num_updates")
 PARAMS = re.compile(r"num\. shared model params: ([\d,]+)")
+START = re.compile(r"No existing checkpoint found |Loaded checkpoint .+ @ (\d+) updates\)")
 GPU = re.compile(r"rank +(\d+): capabilities = .*; name = (.+?)\s*$")
 
 
@@ -133,11 +134,11 @@ def parse_line(line: str) -> Record | None:
 def parse_log(lines: Iterable[str]) -> Log:
     """Read a run's log.
 
-    A run that was killed and resumed goes back to its last checkpoint, so later records are dropped. If several subsets
-    are validated, the first counts, as in fairseq's choice of the best checkpoint. A resumed run may name other
-    subsets. So "first" is the first of the validations at the same number of updates, with no training between them.
-    The training curve has a point per interval, or per epoch if the log has no intervals (--log-format tqdm, a long
-    --log-interval).
+    A run that was killed and resumed goes back to its last checkpoint, so later records are dropped. If a log holds
+    several runs, only the last one counts. If several subsets are validated, the first counts, as in fairseq's choice
+    of the best checkpoint. A resumed run may name other subsets. So "first" is the first of the validations at the same
+    number of updates, with no training between them. The training curve has a point per interval, or per epoch if the
+    log has no intervals (--log-format tqdm, a long --log-interval).
 
     Args:
         lines: the lines of the log.
@@ -147,7 +148,7 @@ def parse_log(lines: Iterable[str]) -> Log:
     """
     curves: dict[str, dict[int, Record]] = {"train_inner": {}, "train": {}, "valid": {}}
     gpus: dict[int, str] = {}
-    params, subset, last_updates = 0, "", 0
+    params, subset, last_updates, begun = 0, "", 0, math.inf
     for line in lines:
         if match := PARAMS.search(line):
             params = int(match[1].replace(",", ""))
@@ -155,6 +156,8 @@ def parse_log(lines: Iterable[str]) -> Log:
             if int(match[1]) == 0:  # at a start, fairseq lists every rank in order
                 gpus.clear()
             gpus[int(match[1])] = match[2]
+        elif match := START.search(line):
+            begun = int(match[1] or 0)
         elif record := parse_line(line):
             if record.tag != "valid" or record.updates != last_updates:
                 subset, last_updates = "", record.updates
@@ -163,8 +166,9 @@ def parse_log(lines: Iterable[str]) -> Log:
                 if record.subset != subset:
                     continue
             for curve in curves.values():
-                while curve and next(reversed(curve)) > record.updates:
+                while curve and next(reversed(curve)) > min(record.updates, begun):
                     curve.popitem()
+            begun = math.inf
             curves[record.tag][record.updates] = record
     train, valid = curves["train_inner"] or curves["train"], curves["valid"]
     # The last interval may be incomplete; the validation after it gives the number of updates.

@@ -276,8 +276,11 @@ def _betas(value: Any) -> tuple[float, float]:
         beta1, beta2 = (float(b) for b in (ast.literal_eval(value) if isinstance(value, str) else value))
     except (ValueError, SyntaxError, TypeError):
         raise AdminError(f"--adam-betas is {value!r}; two numbers were expected, e.g. '(0.9, 0.98)'.") from None
-    if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
-        raise AdminError(f"--adam-betas is {value!r}; each beta must be at least 0 and below 1, e.g. '(0.9, 0.98)'.")
+    if not (0 <= beta1 < 1 and 2 / 3 < beta2 < 1):  # else ρ_t stays below 5
+        raise AdminError(
+            f"--adam-betas is {value!r}; expected beta1 from 0 to 1 and beta2 from 2/3 to 1, both below 1, e.g. "
+            "'(0.9, 0.98)'. With a beta2 up to 2/3, radam never makes a step."
+        )
     return beta1, beta2
 
 

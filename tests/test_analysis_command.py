@@ -25,11 +25,17 @@ FRESH = ["--arch", "transformer_admin_tiny", "--encoder-layers", "2", "--decoder
 QUICK = ["--tokens", "64", "--depths", "1,2,3", "--repeats", "1", "--updates", "2"]
 
 
-def checkpoint(path: Path, arch: str = "transformer_admin_tiny", updates: int = 7, words: int = 42, **options) -> Path:
-    """A checkpoint of a model with profiled ω. The corpus' dictionary has about 46 words."""
-    model = reference.build(arch, words=words, seed=updates, **options)
+def checkpoint(
+    path: Path, arch: str = "transformer_admin_tiny", updates: int = 7, words: int = 42, seed: int = 1, **options
+) -> Path:
+    """A checkpoint of a run whose ω is profiled. The corpus' dictionary has about 46 words."""
+    model = reference.build(arch, words=words, seed=seed, **options)
     if arch.startswith("transformer_admin"):
         model(*reference.batch(words=words))
+    torch.manual_seed(updates)
+    for p in model.parameters():
+        if p.dim() > 1:
+            p.data += 0.01 * torch.randn_like(p)
     state = state_of(model, arch, **options)
     state["cfg"]["task"] = {"_name": "translation", "source_lang": "a", "target_lang": "b", "data": "gone", **TASK}
     state["model"] = dict(state["model"])  # drop the fingerprints: the dictionary is not that of the corpus
@@ -100,6 +106,18 @@ def test_a_fresh_model_of_any_mechanism(scheme: str, what: str, tmp_path: Path) 
     assert "nan" not in "".join(ElementTree.parse(tmp_path / "out.svg").getroot().itertext())
 
 
+@pytest.mark.parametrize("what", ["gradients", "updates"])
+def test_an_encoder_without_gradients(what: str, tmp_path: Path) -> None:
+    """Without encoder-attention no gradient arrives at the encoder's outputs and weights: are they all 0?"""
+    options = [*FRESH, *QUICK, "--no-cross-attention", "--checkpoint-activations", "-o", tmp_path / "out"]
+    result = analyzed(what, *options)
+    if what == "gradients":
+        stacks = {side: stack["relative output gradient"] for side, stack in result["stacks"].items()}
+    else:
+        stacks = {side: kinds["fc1"] for side, kinds in result["intervals"][0]["gradient"].items()}
+    assert not any(stacks["encoder"]) and all(stacks["decoder"])
+
+
 def test_one_depth_has_no_power(tmp_path: Path) -> None:
     assert cli.main(["analyze", "gradients", *FRESH, *QUICK, "--depths", "2", "-o", str(tmp_path / "out")]) == 0
     powers = json.loads((tmp_path / "out.json").read_text())["last feed-forward"]["power of the depth"]
@@ -121,11 +139,15 @@ def test_a_model_of_one_stack(what: str, arch: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what, arch, title", [("dependency", "transformer", "Pre-LN"),
                                                ("output-change", "transformer", "Pre-LN"),
+                                               ("dependency", "transformer_admin_tiny", "Admin, folded"),
                                                ("gradients", "transformer_admin_tiny", "Admin")])  # fmt: skip
 def test_a_checkpoint_on_data(what: str, arch: str, title: str, corpus: Path, words: int, tmp_path: Path) -> None:
     """Does it accept our checkpoints and stock ones, with real sentences?"""
     pre_ln = {**reference.TINY, "encoder_normalize_before": True, "decoder_normalize_before": True}
     path = checkpoint(tmp_path / "c.pt", arch, words=words, **(pre_ln if title == "Pre-LN" else {}))
+    if title == "Admin, folded":
+        assert cli.main(["fold", str(path), "-o", str(tmp_path / "folded.pt")]) == 0
+        path = tmp_path / "folded.pt"
     result = analyzed(what, path, "--data", corpus, "--tokens", 100, "--json", "-o", tmp_path / "out.json")
     assert result["model"]["title"] == title and result["model"]["updates"] == 7
     assert (result["data"], result["split"]) == (str(corpus), "valid") and 100 <= result["tokens"] < 612
@@ -189,7 +211,8 @@ def test_without_matplotlib(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
         ("dependency CHECKPOINT CHECKPOINT --data DATA", "measures one checkpoint, but 2 were"),
         ("updates CHECKPOINT --data DATA", "Give two or more checkpoints of a run"),
         ("updates CHECKPOINT CHECKPOINT --data DATA", "has the same weights as"),
-        ("updates CHECKPOINT STOCK --data DATA", "hold different models"),
+        ("updates CHECKPOINT STOCK --data DATA", "not of one run: the shape of"),
+        ("updates CHECKPOINT RUN --data DATA", "not of one run: omega's seed is 1 in the first and 2 in the second"),
         ("omega STOCK", "STOCK has no omega"),
         ("omega UNPROFILED", "its omega has not been profiled yet"),
         ("dependency OTHER --random-tokens", "a checkpoint of a model of transformer_lm, "),
@@ -211,10 +234,12 @@ def test_refusals(
     (tmp_path / "out").mkdir()
     places = {
         "DATA": corpus,
-        **{name: tmp_path / name for name in ("NOWHERE", "CHECKPOINT", "STOCK", "UNPROFILED", "OTHER")},
+        **{name: tmp_path / name for name in ("NOWHERE", "CHECKPOINT", "STOCK", "RUN", "UNPROFILED", "OTHER")},
     }
     if "STOCK" in arguments:
         checkpoint(places["STOCK"], "transformer", words=words, **reference.TINY)
+    if "RUN" in arguments:
+        checkpoint(places["RUN"], words=words, seed=2)
     for name in {"CHECKPOINT", "UNPROFILED", "OTHER"} & set(arguments.split()):
         state = files.read(checkpoint(places[name], words=words))
         if name == "UNPROFILED":

@@ -185,6 +185,13 @@ def test_entries_of_fairseq_0122_are_dropped():
         assert not any("in_proj_weight" in key or "fc2_bias" in key for key in model.state_dict())
 
 
+def test_separate_embeddings_are_not_loaded_into_one():
+    state = reference.build("transformer", **reference.TINY, share_all_embeddings=False).state_dict()
+    message = "encoder.embed_tokens.weight and decoder.embed_tokens.weight differ in the checkpoint and are one tensor"
+    with pytest.raises(AdminError, match=message):
+        admin(share_all_embeddings=True).load_state_dict(state)
+
+
 def copied(model, state):
     with torch.no_grad():
         for key, tensor in model.state_dict().items():

@@ -87,6 +87,14 @@ def test_a_resumed_run_goes_on_from_its_checkpoint(lines):
     assert (log.train, log.valid, log.updates) == ({6: 9.0, 12: 8.0, 15: 7.5}, {12: 8.5}, 15)
 
 
+def test_the_last_of_several_runs_counts():
+    """A run that starts again in the same log may have other intervals. A start without a record changes nothing."""
+    intervals = [JSON[0][1].replace('"6"', f'"{update}"') for update in (5, 10, 8)]
+    fresh, resumed = "No existing checkpoint found c.pt", "Loaded checkpoint c.pt (epoch 3 @ 8 updates)"
+    assert logs.parse_log([fresh, *intervals[:2], fresh, intervals[2]]).train == {8: 9.914}
+    assert logs.parse_log([*intervals[:2], fresh, resumed, intervals[1]]).train == {5: 9.914, 10: 9.914}
+
+
 def test_a_long_line_does_not_take_long():
     """A long line is parsed in well under a second. A search from each of its positions would take minutes."""
     begun = time.process_time()

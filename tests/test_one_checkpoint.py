@@ -15,6 +15,7 @@ from fairseq_admin.checkpoints.building import build, check_weights
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.checkpoints.fold import FOLDABLE, fold_checkpoint
 from fairseq_admin.errors import AdminError
+from fairseq_admin.method.schemes import SCHEMES
 
 BOTH = ("encoder", "decoder")
 ADMIN = {"admin_init": "log", "admin_profile_tokens": 8192, "admin_max_skipped_updates": 100, "update_freq": [1]}
@@ -69,8 +70,11 @@ def test_every_kind_tells_what_it_is_and_is_built_again(kind, arch, options, sch
     model = build(checkpoint)
     assert not model.training
     assert_equal(model.state_dict(), checkpoint.weights)
+    assert checkpoint.trained_as == (scheme, SCHEMES[scheme].title)
     if arch in FOLDABLE:
-        assert build(fold_checkpoint(checkpoint)).state_dict().keys() <= model.state_dict().keys()
+        folded = fold_checkpoint(checkpoint)
+        assert build(folded).state_dict().keys() <= model.state_dict().keys()
+        assert folded.trained_as == (scheme, f"{SCHEMES[scheme].title}, folded")
 
 
 def test_checked_weights_survive_an_overwritten_file(tmp_path):

@@ -439,7 +439,10 @@ WRONG = {
         "beta",
         None,
     ),
-    r"--adam-betas is .*; each beta must be at least 0 and below 1": ("(0.9, 1.0)", "(-0.1, 0.98)"),
+    r"--adam-betas is .*; expected beta1 from 0 to 1 and beta2 from 2/3 to 1": (
+        *("(0.9, 1.0)", "(-0.1, 0.98)"),
+        "(0.9, 0.66)",  # ρ_t never exceeds 5: no step
+    ),
     r"--adam-eps is (-1.0|nan); a number of at least 0 was expected": (-1.0, math.nan),
     r"--weight-decay is inf; a number of at least 0 was expected": (math.inf,),
 }

@@ -62,6 +62,7 @@ class Fresh(Subject):
         args = Namespace(**copy.deepcopy({**self.options, **sizes}))
         args.arch = args._name = self.arch
         args.admin_fast = "off"
+        args.checkpoint_activations = args.offload_activations = False  # their sub-layers' outputs get no gradient
         torch.manual_seed(self.source.seed + seed)
         with explained(f"--arch {self.arch}: no model can be built from these options", "Check them."):
             ARCH_CONFIG_REGISTRY[self.arch](args)

@@ -25,7 +25,7 @@ from .fresh import Fresh
 from .output_change import fit
 from .registry import Settings
 from .subject import Subject
-from .updates import norms
+from .updates import gradient_of, norms
 
 DEPTHS = (6, 8, 10, 12, 14)
 
@@ -54,9 +54,9 @@ def _by_layer(subject: Subject) -> dict[str, dict[str, Any]]:
     for sample in progress("gradients", subject.samples, " batches"):
         seen = output_gradients(subject, model, sample)
         for side, sublayers in seen.items():
-            gradients: list[Any] = [sublayer.output.grad for sublayer in sublayers]
+            gradients = [gradient_of(sublayer.output) for sublayer in sublayers]
             squares[side] = squares[side] + torch.stack([grad.square().sum() for grad in gradients]).double()
-    weights = norms({name: p.grad / batches for name, p in model.named_parameters() if p.grad is not None})
+    weights = norms({name: gradient_of(p) / batches for name, p in model.named_parameters()})
     largest = max(values.max().item() for values in squares.values())
     return {
         side: {
@@ -81,7 +81,7 @@ def _last_feed_forward(subject: Fresh, depths: Sequence[int], repeats: int) -> d
         model = subject.make(repeat, **{f"{side}_layers": depth for side in subject.stacks})
         subject.backward(model)
         for side, stack in stacks_of(model).items():
-            means[side][place] += layers_of(stack)[-1].fc2.weight.grad.norm().item() / repeats
+            means[side][place] += gradient_of(layers_of(stack)[-1].fc2.weight).norm().item() / repeats
     logs = [math.log(depth) for depth in depths]
     powers = {
         side: fit(logs, [math.log(value) for value in values])["slope"] if all(values) and len(logs) > 1 else None

@@ -19,6 +19,7 @@ from fairseq.utils import resolve_max_positions
 from torch import Tensor
 from torch.nn.functional import nll_loss
 
+from ..checkpoints import averaging
 from ..checkpoints.building import build, check_weights
 from ..checkpoints.checkpoint import STACKS, Checkpoint
 from ..checkpoints.equivalence import FIRST_WORD, PAD, data_of, reading
@@ -175,13 +176,17 @@ class Subject:
 
     def _model_facts(self) -> dict[str, Any]:
         stacks, weights = stacks_of(self.model), self.model.state_dict()
-        scheme = getattr(getattr(self.model, "cfg", None), "admin_scheme", None) or state_dict.scheme(weights)
+        if self.checkpoints:
+            scheme, title = self.checkpoints[0].trained_as
+        else:
+            scheme = getattr(getattr(self.model, "cfg", None), "admin_scheme", None) or state_dict.scheme(weights)
+            title = SCHEMES[scheme].title if scheme in SCHEMES else scheme
         record = provenance.decode(weights[provenance.KEY]) if provenance.KEY in weights else None
         return {
             "name": self.name,
             "arch": self.arch,
             "scheme": scheme,
-            "title": SCHEMES[scheme].title if scheme in SCHEMES else scheme,
+            "title": title,
             "rule": (record or {}).get("rule"),
             **{f"{side}_layers": len(layers_of(stacks[side])) if side in stacks else 0 for side in SIDES},
             "width": next(iter(stacks.values())).embed_tokens.embedding_dim,
@@ -202,17 +207,13 @@ class Trained(Subject):
         self.source = source
         self.checkpoints = [Checkpoint.read(path) for path in paths]
         first = self.checkpoints[0]
-        shapes = {key: tensor.shape for key, tensor in first.weights.items()}
         for checkpoint in self.checkpoints:
             if checkpoint.kind not in STACKS:
                 raise AdminError(
                     f"{checkpoint.name} is a {checkpoint.options.model.get('_name')}; a checkpoint of a model of "
                     f"{', '.join(STACKS)} was expected."
                 )
-            if {key: tensor.shape for key, tensor in checkpoint.weights.items()} != shapes:
-                raise AdminError(
-                    f"{checkpoint.name} and {first.name} hold different models. Give checkpoints of one run."
-                )
+            averaging.refuse_other_run(first, checkpoint)
             check_weights(checkpoint)
             if checkpoint.omegas and checkpoint.record is None:
                 raise AdminError(f"{checkpoint.name}: its omega has not been profiled yet. Give a later checkpoint.")

@@ -41,18 +41,23 @@ Norms = dict[str, dict[str, list[float]]]
 """By stack, by kind, by layer."""
 
 
-def norms(tensors: Mapping[str, Tensor | None]) -> Norms:
+def gradient_of(tensor: Tensor) -> Tensor:
+    """The gradient of a tensor, after a backward: zeros if none arrived, as in an encoder that no decoder reads."""
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+
+
+def norms(tensors: Mapping[str, Tensor]) -> Norms:
     """Compute the norms of the weight matrices of layers, or of their gradients or changes.
 
     Args:
         tensors: a weight, a gradient or a change for each weight's name.
 
     Returns:
-        The norms by stack, kind and layer. Names whose tensor is None are left out.
+        The norms by stack, kind and layer.
     """
     layers: dict[str, dict[str, dict[int, float]]] = {}
-    for key, tensor in strip_roberta_prefix(tensors).items():  # type: ignore[arg-type]
-        if (match := NAME.fullmatch(key)) and tensor is not None and tensor.dim() > 1:
+    for key, tensor in strip_roberta_prefix(tensors).items():
+        if (match := NAME.fullmatch(key)) and tensor.dim() > 1:
             side, layer, attention, linear = match.groups()
             kind = f"{attention} {linear}" if attention else linear
             layers.setdefault(side, {}).setdefault(kind, {})[int(layer)] = tensor.double().norm().item()
@@ -66,7 +71,7 @@ def _gradients(subject: Subject, model: Any) -> Norms:
     """The norms of the gradients of the mean loss over the batches."""
     model.zero_grad()
     subject.backward(model)
-    return norms({name: parameter.grad for name, parameter in model.named_parameters()})
+    return norms({name: gradient_of(parameter) for name, parameter in model.named_parameters()})
 
 
 def _moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Norms:

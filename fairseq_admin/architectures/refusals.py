@@ -17,6 +17,7 @@ CHOICES = {
 """Choices that fairseq-train checks itself; for a Namespace made by hand, or RoBERTa under hydra, nothing does."""
 
 LEAST = {"admin_profile_tokens": 1, "admin_max_skipped_updates": 0, "admin_monitor": 0}
+LEAST |= dict.fromkeys(("more_layers", "profile_sentences", "pretrained_lr_factor"), 0)  # of `deeper_admin` alone
 
 
 def layers_to_keep(stack: Any) -> list[int]:
@@ -53,10 +54,11 @@ def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = SIDES) -> N
             expected = ", ".join(filter(None, choices))
             raise AdminError(f"{_flag(option)} is {getattr(cfg, option)}; expected one of {expected}.")
     for option, least in LEAST.items():
-        if getattr(cfg, option) < least:
+        if getattr(cfg, option, least) < least:
             raise AdminError(f"{_flag(option)} is {getattr(cfg, option)}; expected at least {least}.")
     scheme, clash = SCHEMES[name], None
-    if not scheme.omega and cfg.admin_init != "reference":
+    more_scheme = getattr(cfg, "more_scheme", None) or name
+    if not (scheme.omega or SCHEMES[more_scheme].omega) and cfg.admin_init != "reference":
         clash = f"--admin-init {cfg.admin_init}", "has no omega to set"
     elif scheme.ffn is None and cfg.admin_ffn_init == "stock":
         clash = "--admin-ffn-init stock", "draws its feed-forward weights itself, from Xavier's law"

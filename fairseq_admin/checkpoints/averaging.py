@@ -104,13 +104,7 @@ def _refuse_misfits(checkpoints: Sequence[Checkpoint], checksums: Sequence[tuple
                 f"{checkpoint.name} is folded, and the fold is not linear in omega: average first, then fold. Give the "
                 "unfolded checkpoints."
             )
-        texts = bool(checkpoints[0].text and checkpoint.text)
-        facts = [_run_facts(one, texts) for one in (checkpoints[0], checkpoint)]
-        for name in [*facts[0], *facts[1]]:
-            one, two = (known.get(name, "missing") for known in facts)
-            if one != two:
-                raise _other_runs(checkpoints[0], checkpoint, f"{name} is {one}", two)
-        _refuse_other_profile(checkpoints[0], checkpoint)
+        refuse_other_run(checkpoints[0], checkpoint)
         first = copies.setdefault(checksum, checkpoint)
         if first is not checkpoint:
             raise AdminError(
@@ -119,8 +113,22 @@ def _refuse_misfits(checkpoints: Sequence[Checkpoint], checksums: Sequence[tuple
             )
 
 
-def _refuse_other_profile(one: Checkpoint, two: Checkpoint) -> None:
-    """Refuse models whose profiled ω differs by more than a rounding. (Training changes omega_delta alone.)"""
+def refuse_other_run(one: Checkpoint, two: Checkpoint) -> None:
+    """Refuse checkpoints of two runs, which differ in shapes, records or dictionaries, or whose profiled ω differs by
+    more than a rounding. (Training changes omega_delta alone.)
+
+    Args:
+        one, two: the checkpoints.
+
+    Raises:
+        AdminError: they are of two runs.
+    """
+    texts = bool(one.text and two.text)
+    facts = [_run_facts(checkpoint, texts) for checkpoint in (one, two)]
+    for name in [*facts[0], *facts[1]]:
+        values = [known.get(name, "missing") for known in facts]
+        if values[0] != values[1]:
+            raise _other_runs(one, two, f"{name} is {values[0]}", values[1])
     if "code" in (one.record or {}):  # the authors' code trains the ω that we load as omega_init
         return
     for key in filter(lambda key: key.endswith(OMEGA_INIT), one.weights):
@@ -133,7 +141,7 @@ def _refuse_other_profile(one: Checkpoint, two: Checkpoint) -> None:
 
 def _other_runs(one: Checkpoint, two: Checkpoint, fact: str, other: object) -> AdminError:
     return AdminError(
-        f"{one.name} and {two.name} are not of one run: {fact} in the first and {other} in the second. Average the "
+        f"{one.name} and {two.name} are not of one run: {fact} in the first and {other} in the second. Give "
         "checkpoints of one run."
     )
 

@@ -141,6 +141,13 @@ class Checkpoint:
         return state_dict.scheme(self.weights)
 
     @property
+    def trained_as(self) -> tuple[str, str]:
+        """The name of the scheme that it was trained with, and its title. (A folded model's weights are Post-LN.)"""
+        name = self.state["extra_state"][FOLD].get("scheme", "admin") if self.folded else self.scheme_name
+        title = SCHEMES[name].title if name in SCHEMES else name
+        return name, f"{title}, folded" if self.folded else title
+
+    @property
     def scheme(self) -> Scheme:
         """The scheme's row of the table.
 

@@ -105,8 +105,8 @@ def prune(state: MutableMapping[str, Tensor], stack: str, kept: Sequence[int]) -
 def upgrade_stock_state(
     state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], depths: Mapping[str, int]
 ) -> None:
-    """Prepare a state dict for loading, in place: check its depth, drop entries that only an older fairseq stores, and
-    add ω = 1 to a stock Post-LN Transformer's if the model has ω.
+    """Prepare a state dict for loading, in place: check its depth and its ties, drop entries that only an older fairseq
+    stores, and add ω = 1 to a stock Post-LN Transformer's if the model has ω.
 
     Args:
         state: the state dict about to be loaded.
@@ -114,7 +114,7 @@ def upgrade_stock_state(
         depths: number of layers of each of the model's stacks.
 
     Raises:
-        AdminError: the depth differs, or a Pre-LN Transformer is to become Admin.
+        AdminError: the depth differs, tied embeddings differ, or a Pre-LN Transformer is to become Admin.
     """
     renamed = strip_roberta_prefix(state)
     for stack, expected_layers in depths.items():
@@ -123,6 +123,14 @@ def upgrade_stock_state(
             raise AdminError(
                 f"the checkpoint's {stack} has {held} layers and the model's has {expected_layers}. Use the "
                 f"checkpoint's --{stack}-layers {held} (or its --arch), or another --save-dir to start again."
+            )
+    ties: dict[int, str] = {}
+    for key, tensor in expected.items():
+        first = ties.setdefault(tensor.data_ptr(), key)
+        if first != key and first in state and key in state and not torch.equal(state[first], state[key]):
+            raise AdminError(
+                f"{first} and {key} differ in the checkpoint and are one tensor in the model. Tie them as in the "
+                "checkpoint (--share-all-embeddings, --share-decoder-input-output-embed, --untie-weights-roberta)."
             )
     for key in [key for key in state if key not in expected and LEGACY_KEYS.search(key)]:
         del state[key]

@@ -89,7 +89,7 @@ class Run:
         checkpoint = self.checkpoint or "CHECKPOINT"
         no_log = (
             f"{self.folder} has no log: found no train.log; expected the output of fairseq-train. Train with "
-            f"--log-format json and 2>&1 | tee {self.folder}/train.log, or copy the log there."
+            f"--log-format json and 2>&1 | tee -a {self.folder}/train.log, or copy the log there."
         )
         no_omega = f"{self.model['title']} has no ω." if self.model else f"{self.folder} has no checkpoint."
         fold = f"fairseq-admin fold {checkpoint} -o model.pt --data DATA | tee {self.folder}/fold.txt"
@@ -177,8 +177,7 @@ def _newest(folder: Path) -> Path | None:
 
 def _describe(run: Run, checkpoint: Checkpoint) -> None:
     """Fill in the description of the model from a checkpoint."""
-    scheme = checkpoint.scheme_name
-    title = SCHEMES[scheme].title if scheme in SCHEMES else scheme
+    scheme, title = checkpoint.trained_as
     layers, record = checkpoint.layers, checkpoint.record or {}
     if checkpoint.more:
         new = checkpoint.more["scheme"]
