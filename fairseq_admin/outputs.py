@@ -24,11 +24,13 @@ def check_writable(path: Path, inputs: Iterable[Path] = ()) -> None:
         inputs: files that must stay as they are.
 
     Raises:
-        AdminError: the path is a folder or a device, its folder is missing or not writable, or it is one of the inputs,
-            even under another name.
+        AdminError: the path is a folder, a device or a read-only file, its folder is missing or not writable, or it is
+            one of the inputs, even under another name.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise AdminError(f"{path} is a folder or a device; a file to write was expected.")
+    if os.path.exists(path) and not os.stat(path).st_mode & 0o222:  # replacing it would need no right to write it
+        raise AdminError(f"{path} is read-only; give another --output, or chmod u+w it.")
     folder = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(folder):
         raise AdminError(f"{path}: could not be written (no folder {folder}). Make it, or give another --output.")

@@ -166,7 +166,8 @@ def translate(args: argparse.Namespace) -> str:
         raise AdminError(f"--nbest {args.nbest} is more than --beam {args.beam} finds; raise --beam.")
     assets = _assets(args, args.model)
     if args.output:
-        outputs.check_writable(args.output, [*assets.files(), *([args.text] if args.text else [])])
+        text = Path("/dev/stdin") if str(args.text or "-") == "-" else args.text
+        outputs.check_writable(args.output, [*assets.files(), text])
     search = engines.Search(args.beam, args.lenpen, args.nbest)
     kind = "units" if args.units else "tokens" if args.tokenised else "raw"
     with streams.opened(args.text) as (source, name), streams.written(args.output) as write:

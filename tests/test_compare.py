@@ -282,27 +282,52 @@ def omega_rows(end, early=0.0, again=0.0):
         ((0.2, -0.3), ["it holds", ": behind: +0.200", ": behind: +0.100", ": shown; updates 750 to 1,250: -0.300"]),
         ((0.2, 0.3), ["it holds", ": behind: +0.200", ": behind: +0.100", ": no difference shown; updates 750"]),
         ((-0.2, 0.0, 0.021), ["up to 0.021 bits, it fails", protocol.MISSING]),
+        ((-0.2, 0.0, 0.02), ["up to 0.020 bits, it holds", ": ahead", ": ahead", ": no difference shown"]),
     ],
 )
 def test_the_claims_of_the_protocol_on_omega(rows, expected):
     lines = protocol.claims_of_rules(*map(protocol.groups_of, omega_rows(*rows)))
-    claims = [line for line in lines if "60L-12L" not in line]
+    claims = [line for line in lines if "60L-12L" not in line and ", 18L-18L: " not in line]
     assert len(claims) == len(expected)
     assert all(text in line for text, line in zip(expected, claims)), claims
 
 
 def test_a_run_that_diverged_early_counts_with_the_largest_loss():
     old, new = map(protocol.groups_of, omega_rows(-0.2))
-    new["18", "constant"]["4"] |= DIVERGED | {"valid": {250: 5.0}}
-    assert protocol.early_loss(new["18", "constant"]["4"]) == 9.0  # 1.5 times an entropy of 6
-    assert len(list(protocol.claims_of_rules(old, new))) == 4
+    for valid in ({250: 5.0}, dict.fromkeys(protocol.EARLY, NAN)):
+        new["18", "constant"]["4"] |= DIVERGED | {"valid": valid}
+        assert protocol.early_loss(new["18", "constant"]["4"]) == 9.0  # 1.5 times an entropy of 6
+    _, constant, *others = protocol.claims_of_rules(old, new)
+    assert constant.startswith("Admin, constant, 18L-18L: 3.5") and constant.endswith("; seed 4 diverged")
+    assert [line.split(":")[0] for line in others[:2]] == ["Admin, 18L-18L", "Pre-LN, 18L-18L"]
+
+
+def test_old_rows_that_are_run_again_count_where_the_bridge_fails():
+    old, new = map(protocol.groups_of, omega_rows(-0.2, again=0.1))
+    for method in ("reference", "pre-ln"):
+        shifted = {
+            seed: row | {"valid": {at: bits + 0.1 for at, bits in row["valid"].items()}}
+            for seed, row in old["18", method].items()
+        }
+        new["18", method] = shifted
+    lines = list(protocol.claims_of_rules(old, new))
+    assert lines[0].endswith("up to 0.100 bits, it fails")
+    assert [line for line in lines if " - " in line][0].startswith("constant - reference at 18L-18L: ahead: -0.300")
+    assert list(protocol.claims_of_rules({}, new))[0] == f"Bridge: {protocol.MISSING}"
+
+
+@pytest.mark.parametrize("other", [{"lr": "1e-4"}, {"valid": {750: 4.0, 1000: 4.0}}])
+def test_runs_of_another_rate_or_length_are_not_judged(other):
+    rows = omega_rows(-0.2)[1]
+    with pytest.raises(ValueError, match="^constant at 18L-18L: found runs with .*; expected"):
+        protocol.groups_of([*rows, rows[5] | other])
 
 
 def test_nothing_is_said_of_omega_before_all_runs_are_there():
     old, new = map(protocol.groups_of, omega_rows(-0.2))
     del new["18", "constant"]["9"]
     missing = [line.endswith(protocol.MISSING) for line in protocol.claims_of_rules(old, new)]
-    assert missing == [False, True, True]
+    assert missing == [False, False, False, True, True]
     (axes,) = protocol.draw({**new, **old}, protocol.DEPTHS).axes
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels[:3] == ["Admin, constant", "Admin", "Pre-LN"]

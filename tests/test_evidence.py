@@ -66,6 +66,21 @@ def test_a_longer_run_begins_as_a_shorter_one(two_layers, texts):
     assert short["1"] == long["1"] and float(long["2"]) < float(long["1"])
 
 
+def test_a_method_leaves_the_plateau_in_every_seed_of_the_protocol():
+    """At most 0.9 of 10 bits, with all three seeds: a seed that has not run yet, or diverged, shows nothing."""
+
+    def cell(*bits):
+        row = {"method": "paper", "rate": "0.001", "updates": "300", "frequencies": "10"}
+        rows = [{**row, "seed": str(seed), "300": value} for seed, value in enumerate(bits, 1)]
+        (line,) = [line for line in screen.table(rows).splitlines() if "`paper`" in line]
+        return line.split(" | ")[1]
+
+    assert cell("8", "9", "9") == "**8.00, 9.00, 9.00**"
+    assert cell("8", "9") == "8.00, 9.00"
+    assert cell("8", "9.01", "9") == "8.00, 9.01, 9.00"
+    assert cell("8", "9", "nan") == "8.00, 9.00, inf"
+
+
 def test_own_share_is_the_branchs_part_of_the_output():
     torch.manual_seed(1)
     x, f, norm = torch.randn(2, 3, 64), 0.5 * torch.randn(2, 3, 64), nn.LayerNorm(64)

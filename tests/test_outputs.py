@@ -97,6 +97,19 @@ def test_refusals_before_the_work(line: str, message: str, work: Path, capsys: p
     assert message in refused(capsys, work, line)
 
 
+def test_standard_input_is_an_input(work: Path, capsys: pytest.CaptureFixture) -> None:
+    """Otherwise `translate model.pt -o text < text` loses the text."""
+    stdin = os.dup(0)
+    try:
+        with (work / "text").open() as text:
+            os.dup2(text.fileno(), 0)
+        for source in ("", " -"):
+            assert INPUT in refused(capsys, work, f"translate model.pt{source} --tokenised --device cpu -o text")
+    finally:
+        os.dup2(stdin, 0)
+        os.close(stdin)
+
+
 def needs_engine(line: str) -> None:
     for engine in ("ctranslate2", "huggingface"):
         if engine in line:
@@ -188,6 +201,15 @@ def test_standard_error_closed_is_no_success(work: Path, monkeypatch: pytest.Mon
     with pytest.raises(BrokenPipeError):
         cli.main(VERBS["fold"].split(" "))
     assert not (work / "out/new").exists()
+
+
+@pytest.mark.parametrize("verb", ["average", "fold", "translate", "report"])
+def test_a_read_only_file_is_not_replaced(verb: str, work: Path, capsys: pytest.CaptureFixture) -> None:
+    """Whoever takes the right to write from a file protects it. A link may lead to such a file in a store of data."""
+    (work / "out/old").write_text("old")
+    (work / "out/old").chmod(0o444)
+    (work / "out/new").symlink_to("old")
+    assert "out/new is read-only; " in refused(capsys, work, VERBS[verb])
 
 
 @pytest.mark.parametrize("verb", ["average", "translate", "analyze"])

@@ -111,6 +111,7 @@ def test_each_setting_does_what_it_says(settings: dict, tokens: str) -> None:
         ("fa", "او نمی\u200cداند.", "او نمی\u200cداند ."),
         ("hi", "क्\u200dष है.", "क्\u200dष है ."),
         ("en", "A family: 👨\u200d👩\u200d👧!", "A family : 👨\u200d👩\u200d👧 !"),
+        ("zh", "一家人 👨\u200d👩\u200d👧 在家", "一家人 👨\u200d👩\u200d👧 在家"),
         ("en", "(👨🏽\u200d❤\ufe0f\u200d👨🏽)", "( 👨🏽\u200d❤\ufe0f\u200d👨🏽 )"),
     ],
 )

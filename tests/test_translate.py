@@ -334,6 +334,9 @@ def test_an_exported_folder_knows_its_files(
         other = next_to(data, tmp_path)
         change(other / name)
         assert f"{other / name} is another model's: {folder} was" in refused(folder, text, "--data", other)
+    assert f"{folder}/text.json is for de-en and the command line for en-de" in refused(
+        folder, text, "-s", "en", "-t", "de"
+    )
     (folder / "fingerprints.json").write_text("[]")
     assert f"{folder}/fingerprints.json holds no fingerprints" in refused(folder, text)
     (folder / "fingerprints.json").unlink()  # as in older folders, or in folders of another converter

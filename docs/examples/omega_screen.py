@@ -376,14 +376,14 @@ def curves(path: Path) -> None:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Bits of each seed by method and rate, bold where every seed there is leaves the plateau."""
+    """Bits of each seed by method and rate, bold where every seed of the protocol has run and leaves the plateau."""
     short, long = outcomes(rows, SHORT), outcomes(rows, LONG)
     rates = sorted({rate for _, rate in short})
     plateau = PLATEAU * float(rows[0]["frequencies"])
 
     def cell(values: list[float]) -> str:
         text = ", ".join(f"{value:.2f}" for value in values)
-        return f"**{text}**" if values and max(values) <= plateau else text
+        return f"**{text}**" if len(values) == len(SEEDS) and max(values) <= plateau else text
 
     lines = [
         f"| {SHORT} updates; at most {plateau:.2f} leaves the plateau | "

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .attaching import ATTACHED, attach, folded_state_dict, omegas, unfoldable
+from .attaching import ATTACHED, OMEGA, attach, folded_state_dict, omegas, unfoldable
 from .omega import omega_summary
 from .profiling import profile
 
@@ -41,10 +41,18 @@ class AdminCallback(Callback):
         model = pl_module.get_submodule(self.module)
         if stage == "fit" and ATTACHED not in vars(model):
             attach(model, self.batch, **self.options)
+        elif stage != "fit":  # whether a checkpoint will be loaded, and has ω, is not known yet
+            model.register_load_state_dict_pre_hook(self.attach_for_weights)
+
+    def attach_for_weights(self, model: Any, weights: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Hook of load_state_dict: attach a model that is about to get ω, to test it in a new process."""
+        if ATTACHED not in vars(model) and any(key.startswith(prefix) and key.endswith(OMEGA) for key in weights):
+            attach(model, self.batch, **{**self.options, "omega": 1})
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if self.rule and trainer.global_step == 0:
-            profile(pl_module.get_submodule(self.module), trainer.strategy.batch_to_device(self.batch), rule=self.rule)
+            batch = trainer.precision_plugin.convert_input(trainer.strategy.batch_to_device(self.batch))
+            profile(pl_module.get_submodule(self.module), batch, rule=self.rule)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
         if trainer.global_step % trainer.log_every_n_steps == 0:

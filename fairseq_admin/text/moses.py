@@ -29,9 +29,11 @@ NUMERIC_ONLY = re.compile(r"(.*)\s+#NUMERIC_ONLY#")
 class Tokeniser(MosesTokenizer):
     """sacremoses' own tokeniser, but a joiner stays between the letters or the emoji that it joins."""
 
-    _OTHER = rf"[^{MosesTokenizer.IsAlnum}{JOINERS}\s.'`,\-]"
-    _MODIFIERS = "[\ufe0f\U0001f3fb-\U0001f3ff]*"  # modifiers of an emoji: presentation and skin tone
-    PAD_NOT_ISALNUM = re.compile(rf"({_OTHER}(?:(?:{_MODIFIERS}\u200d{_OTHER})+{_MODIFIERS})?)"), r" \1 "
+    def __init__(self, language: str) -> None:
+        super().__init__(language)  # Chinese, Japanese and Korean have more letters than others
+        other = rf"[^{self.IsAlnum}{JOINERS}\s.'`,\-]"
+        modifiers = "[\ufe0f\U0001f3fb-\U0001f3ff]*"  # modifiers of an emoji: presentation and skin tone
+        self.PAD_NOT_ISALNUM = re.compile(rf"({other}(?:(?:{modifiers}\u200d{other})+{modifiers})?)"), r" \1 "
 
 
 class PerlTokeniser(MosesTokenizer):

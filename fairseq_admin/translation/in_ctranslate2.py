@@ -21,6 +21,8 @@ class CTranslate2Translator(Translator):
 
     def __init__(self, model: Path, assets: Assets, device: str | None) -> None:
         ctranslate2 = need("ctranslate2")
+        if assets.text():
+            assets.languages(None, None)  # refuses other languages on the command line; the folder needs none
         chosen = choose_device(device, ctranslate2.get_cuda_device_count() > 0)
         try:
             self.model = ctranslate2.Translator(str(model), device=chosen)

@@ -62,16 +62,17 @@ def still_falling(valid: dict[int, float]) -> bool:
     return len(before) == LAST and mean_of_last(valid) < (1 - FALLING) * mean_of_last(before)
 
 
-def _bounded(row: dict[str, Any], bits: float | None) -> float:
+def bounded(row: dict[str, Any], bits: float | None) -> float:
+    """A loss of a run, at most 1.5 H; 1.5 H if it is missing or not finite."""
     bound = EXPLODED * row["entropy"]
     return min(bits, bound) if bits is not None and math.isfinite(bits) else bound
 
 
 def last(row: dict[str, Any]) -> float:
     """A run's last validation, bounded as in `loss`. It decides the best rate, at which further seeds run."""
-    return _bounded(row, row["bits"])
+    return bounded(row, row["bits"])
 
 
 def loss(row: dict[str, Any]) -> float:
     """A run's loss at the end, in bits per token, at most 1.5 H. A diverged run counts as 1.5 H."""
-    return _bounded(row, None if row["verdict"] == "diverged" else mean_of_last(row["valid"]))
+    return bounded(row, None if row["verdict"] == "diverged" else mean_of_last(row["valid"]))
