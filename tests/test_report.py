@@ -191,6 +191,13 @@ def test_long_runs_show_some_losses() -> None:
     assert len(rows) <= tables.ROWS and rows[-1] == ("update 2000", ["20.000", ""])
 
 
+def test_runs_that_validate_at_other_updates_all_show_losses() -> None:
+    """Five epochs of two runs with other batches: every second of the ten updates is of one run."""
+    curves = ({1000 * epoch: 5.0 for epoch in range(1, 6)}, {1100 * epoch: 4.0 for epoch in range(1, 6)})
+    rows = tables.losses([Namespace(log=logs.Log({}, curve, 1, 5500, 5.0, 1.0)) for curve in curves])
+    assert [sum(map(bool, cells)) for cells in zip(*(row.cells for row in rows))] == [5, 5]
+
+
 @pytest.mark.parametrize(("scheme", "layers", "title"), [("peri-ln", 2, "Peri-LN, new layers Pre-LN"),
                                                          ("post-ln", 0, "Post-LN")])  # fmt: skip
 def test_a_pretrained_encoder_is_called_by_its_scheme(scheme: str, layers: int, title: str, tmp_path: Path) -> None:

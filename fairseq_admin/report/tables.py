@@ -65,7 +65,7 @@ def results(runs: Sequence[Any]) -> list[Row]:
 
 
 def losses(runs: Sequence[Any]) -> list[Row]:
-    """Validation losses in bits per token, at up to ROWS updates.
+    """Validation losses in bits per token, at up to ROWS updates of each run.
 
     Args:
         runs: runs with `log`.
@@ -74,11 +74,13 @@ def losses(runs: Sequence[Any]) -> list[Row]:
         The rows.
     """
     curves = [run.log.valid if run.log else {} for run in runs]
-    updates = sorted(set().union(*curves))
-    step = -(-len(updates) // ROWS) or 1
+    updates: set[int] = set()
+    for curve in curves:
+        step = -(-len(curve) // ROWS) or 1
+        updates.update(sorted(curve)[::-step])
     return [
         Row(f"update {update}", [f"{curve[update]:.3f}" if update in curve else "" for curve in curves])
-        for update in updates[::-step][::-1]
+        for update in sorted(updates)
     ]
 
 
