@@ -49,10 +49,11 @@ def output(text: str) -> Path:
         The path.
 
     Raises:
-        ArgumentTypeError: the text names a folder.
+        ArgumentTypeError: the text names a folder, or is "-", by which others mean standard output.
     """
-    if text.endswith("/"):
-        raise argparse.ArgumentTypeError(f"{text} is a folder; expected a file to write, as {text}NAME")
+    if text.endswith("/") or text == "-":
+        folder = text if text.endswith("/") else "./"
+        raise argparse.ArgumentTypeError(f"{text} is no file; expected a file to write, as {folder}NAME")
     return Path(text)
 
 

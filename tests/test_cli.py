@@ -146,10 +146,11 @@ def test_a_callers_log_is_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("verb", ["average", "fold", "translate", "report", "analyze omega"])
-def test_a_folder_is_no_file_to_write(verb, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        cli.main([*verb.split(), "model.pt", "-o", "x/"])
-    assert "--output: x/ is a folder; expected a file to write, as x/NAME; see" in capsys.readouterr().err
+def test_a_folder_or_standard_output_is_no_file_to_write(verb, capsys):
+    for text, example in {"x/": "x/NAME", "-": "./NAME"}.items():
+        with pytest.raises(SystemExit, match="2"):
+            cli.main([*verb.split(), "model.pt", "-o", text])
+        assert f"--output: {text} is no file; expected a file to write, as {example}; see" in capsys.readouterr().err
 
 
 def test_the_path_is_what_user_dir_takes(capsys):

@@ -50,7 +50,8 @@ def save(path: Path, arch: str, **options: Any) -> None:
             state[key] = torch.linspace(0, 1, len(state[key]))
     if provenance.KEY in state:
         state[provenance.KEY] = provenance.encode({"rule": "reference", "version": "0.1.0"})
-    args = Namespace(arch=arch, task="translation", criterion="any", lr=[0.5], seed=3, **reference.TINY, **options)
+    named = {key: value for key, value in reference.TINY.items() if "embed_dim" not in key}  # as under hydra
+    args = Namespace(arch=arch, task="translation", criterion="any", lr=[0.5], seed=3, **named, **options)
     Checkpoint({"args": args, "model": state, "optimizer_history": [{"num_updates": 30}]}).write(path)
 
 
@@ -123,6 +124,7 @@ def page(written: Path) -> Page:
         ["scheme", "Admin", "Post-LN"],
         ["rule of ω", "reference", "–"],
         ["layers", "2-2", "2-2"],
+        ["width", "64", "64"],
         ["parameters", "1234", "1234"],
         ["updates", "30", "30"],
         ["lowest validation perplexity", "2.00", "16.00"],

@@ -189,7 +189,7 @@ def _describe(run: Run, checkpoint: Checkpoint) -> None:
         "title": title,
         "rule": record.get("rule", ""),
         **{f"{side}_layers": layers.get(side, 0) for side in ("encoder", "decoder")},
-        "width": run.options.get("--encoder-embed-dim", run.options.get("--decoder-embed-dim", "?")),
+        "width": next((len(bias) for key, bias in checkpoint.weights.items() if key.endswith("fc2.bias")), "?"),
         "updates": checkpoint.updates,
     }
     run.layers = "-".join(str(count) for count in layers.values() if count)
