@@ -135,12 +135,16 @@ GENERATED = ["S-1\tb", "T-1\tB", "H-1\t-0.5\tB@@ e .", "D-1\t-0.5\tBe .", "P-1\t
     ("lines", "count", "message"),
     [
         (GENERATED, 5, "2 of 5 hypotheses are missing, the first for sentence 4"),
-        ([*GENERATED, "H-0\t-1\tA"], 3, "H-0 comes twice"),
+        (GENERATED, 2, "H-2 is outside the 2 sentences"),
     ],
 )
 def test_missing_or_strange_hypotheses_are_refused(lines, count, message):
     with pytest.raises(ValueError, match=message):
         score.hypotheses(lines, count)
+
+
+def test_the_first_of_several_hypotheses_is_scored():
+    assert score.hypotheses([*GENERATED, "H-0\t-1\tworse"], 3) == ["A", "B@@ e .", ""]
 
 
 REFERENCES = ["The concert starts at seven o'clock.", "Anna was born in Italy.", "Peter has to pay two euros, I think."]

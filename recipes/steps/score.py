@@ -46,21 +46,23 @@ def hypotheses(lines: list[str], count: int, skipped: Container[int] = ()) -> li
     """The hypotheses in fairseq-generate's output, in the order of the test set, still in BPE tokens.
 
     fairseq translates the longest sentences first, and skips sentences that are too long for the model. The hypothesis
-    of a skipped sentence is empty.
+    of a skipped sentence is empty. Of several hypotheses (`--nbest`) fairseq prints the best first, and it is taken.
 
     Args:
         skipped: numbers of the skipped sentences, from 0.
 
     Raises:
-        ValueError: a hypothesis is missing, comes twice, or has a number outside the test set.
+        ValueError: a hypothesis is missing, or has a number outside the test set.
     """
     translated: dict[int, str] = {}
     for match in filter(None, map(HYPOTHESIS.fullmatch, lines)):
         number = int(match[1])
-        if number in translated or number >= count:
-            problem = "comes twice" if number in translated else f"is outside the {count} sentences of the test set"
-            raise ValueError(f"hypothesis H-{number} {problem}; remove the generated text and generate it again.")
-        translated[number] = match[2]
+        if number >= count:
+            raise ValueError(
+                f"hypothesis H-{number} is outside the {count} sentences of the test set; remove the generated text and "
+                "generate it again."
+            )
+        translated.setdefault(number, match[2])
     missing = [number for number in range(count) if number not in translated and number not in skipped]
     if missing:
         raise ValueError(
