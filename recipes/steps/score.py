@@ -59,8 +59,8 @@ def hypotheses(lines: list[str], count: int, skipped: Container[int] = ()) -> li
         number = int(match[1])
         if number >= count:
             raise ValueError(
-                f"hypothesis H-{number} is outside the {count} sentences of the test set; remove the generated text and "
-                "generate it again."
+                f"hypothesis H-{number} is outside the {count} sentences of the test set; "
+                "remove the generated text and generate it again."
             )
         translated.setdefault(number, match[2])
     missing = [number for number in range(count) if number not in translated and number not in skipped]
