@@ -81,6 +81,22 @@ def test_a_method_leaves_the_plateau_in_every_seed_of_the_protocol():
     assert cell("8", "9", "nan") == "8.00, 9.00, inf"
 
 
+def test_only_a_method_with_its_best_at_the_edge_runs_at_a_further_rate():
+    def rows(bits, rates=screen.RATES, methods=screen.METHODS):
+        return [
+            {"method": name, "rate": str(rate), "seed": seed, "updates": "300", "300": str(bits(name, rate))}
+            for name in methods
+            for rate in rates
+            for seed in "123"
+        ]
+
+    short = rows(lambda name, rate: rate if name == "post-ln" else abs(rate - 1e-3))
+    assert screen.missing(short[1:]) == [("post-ln", 5e-4, 1, 300)]
+    assert screen.missing(short) == [("post-ln", 2.5e-4, seed, 300) for seed in screen.SEEDS]
+    longer = screen.missing(short + rows(lambda name, rate: 1, [2.5e-4], ["post-ln"]))
+    assert len(longer) == 48 and longer[:2] == [("post-ln", 5e-4, 1, 1500), ("pre-ln", 1e-3, 1, 1500)]
+
+
 def test_own_share_is_the_branchs_part_of_the_output():
     torch.manual_seed(1)
     x, f, norm = torch.randn(2, 3, 64), 0.5 * torch.randn(2, 3, 64), nn.LayerNorm(64)

@@ -35,7 +35,7 @@ from fairseq_admin.analysis import figure
 
 DOCS = Path(__file__).resolve().parents[1]
 LAYERS = 24
-RATES = [1e-3, 2e-3, 3e-3, 5e-4]  # in the order of the runs
+RATES = [5e-4, 1e-3, 2e-3, 3e-3]
 SEEDS = [1, 2, 3]
 SHORT, LONG = 300, 1500
 VALIDATED = [100, 300, 500, 1000, 1500]
@@ -240,24 +240,31 @@ def outcomes(rows: list[dict[str, Any]], updates: int) -> dict[tuple[str, float]
     return grouped
 
 
+def runs(name: str, rate: float, updates: int) -> list[tuple[str, float, int, int]]:
+    return [(name, rate, seed, updates) for seed in SEEDS]
+
+
 def missing(rows: list[dict[str, Any]]) -> list[tuple[str, float, int, int]]:
-    """The runs of the protocol that have no row, in their order: first all short ones, whose bests choose the rest."""
+    """The runs of the protocol that have no row, in their order: first all short ones, whose bests choose the rest.
+
+    A method whose best rate is at the edge of its rates gets one more.
+    """
     done = set(map(key, rows))
-    rates = list(RATES)
-    while True:
-        grid = [(name, rate, seed, SHORT) for seed in SEEDS for rate in rates for name in METHODS]
-        if todo := [short for short in grid if short not in done]:
-            return todo
-        scores = {at: mean(values) for at, values in outcomes(rows, SHORT).items()}
-        best = {name: min(rates, key=lambda rate: scores[name, rate]) for name in METHODS}
-        if min(rates) in best.values():
-            rates.insert(0, min(rates) / 2)
-        elif max(rates) in best.values():
-            rates.append(max(rates) * 2)
-        else:
-            break
-    longer = [(name, best[name], seed, LONG) for seed in SEEDS for name in METHODS]
-    return [long for long in longer if long not in done]
+    scores = {at: mean(values) for at, values in outcomes(rows, SHORT).items()}
+    todo, longer = [], []
+    for name in METHODS:
+        rates = sorted(RATES)
+        while not (short := [run for rate in rates for run in runs(name, rate, SHORT) if run not in done]):
+            best = min(rates, key=lambda rate: scores[name, rate])
+            if best == rates[0]:
+                rates.insert(0, best / 2)
+            elif best == rates[-1]:
+                rates.append(best * 2)
+            else:
+                longer += [run for run in runs(name, best, LONG) if run not in done]
+                break
+        todo += short
+    return sorted(todo or longer, key=lambda run: run[2])  # by seed
 
 
 def observe(model: LanguageModel, batch: Tensor, measure: Callable[[Any, Tensor, Tensor], object]) -> None:
