@@ -24,7 +24,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 ROWS = DOCS / "rows"
 GRIDS = {**dict.fromkeys(("compare", "sensitivity-18l", "warmup"), draw_rates), "deeper": draw_accuracies}
 """The functions that draw the figures of grids, by the name of the figure and of its rows."""
-RECIPES = {"demo": ("demo-loss", 6.62), "multi30k/de-en": ("multi30k-60l", 8.40)}
+RECIPES = {"demo": ("demo-loss", 6.62)}
 """The recipes in results.csv whose losses are drawn (seed 1), each with the name of its figure, and the entropy of a
 token of its text in bits."""
 
