@@ -81,6 +81,13 @@ def test_a_method_leaves_the_plateau_in_every_seed_of_the_protocol():
     assert cell("8", "9", "nan") == "8.00, 9.00, inf"
 
 
+def test_the_results_have_the_table_of_the_screen():
+    rows = screen.load(screen.DOCS / "rows/omega-screen.csv")
+    assert screen.limits(rows) in (ROOT / "docs/results.md").read_text()
+    shorter = [row for row in rows if (row["method"], row["rate"], row["seed"]) != ("pre-ln", "0.001", "3")]
+    assert "| 0.0005 | Pre-LN; Admin" in screen.limits(shorter)  # a missing run ends the range
+
+
 def test_only_a_method_with_its_best_at_the_edge_runs_at_a_further_rate():
     def rows(bits, rates=screen.RATES, methods=screen.METHODS):
         return [

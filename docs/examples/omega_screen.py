@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python docs/examples/omega_screen.py run           # runs that docs/rows/omega-screen.csv lacks
     OMP_NUM_THREADS=1 python docs/examples/omega_screen.py variances     # docs/rows/omega-variances.csv
-    python docs/examples/omega_screen.py table                           # the table in markdown, from the rows
+    python docs/examples/omega_screen.py table                           # its tables in markdown, from the rows
     OMP_NUM_THREADS=1 python docs/examples/omega_screen.py curves        # runs that docs/rows/24-layers.csv lacks
     python docs/examples/omega_screen.py plot                            # the two figures, in docs/images
 
@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -382,18 +383,34 @@ def curves(path: Path) -> None:
             print(f"{name} seed {seed}: {rows[-1]['bits']} bits", flush=True)
 
 
+def leaves(values: list[float], rows: list[dict[str, str]]) -> bool:
+    """Has every seed of the protocol run and left the plateau?"""
+    return len(values) == len(SEEDS) and max(values) <= PLATEAU * float(rows[0]["frequencies"])
+
+
+def limits(rows: list[dict[str, str]]) -> str:
+    """The methods by the highest rate up to which they leave the plateau."""
+    short = outcomes(rows, SHORT)
+    by_rate: dict[float, list[str]] = {}
+    for name, method in METHODS.items():
+        rates = takewhile(lambda at: leaves(short[at], rows), sorted(at for at in short if at[0] == name))
+        by_rate.setdefault(max((rate for _, rate in rates), default=0), []).append(method.title)
+    lines = [f"| after {SHORT} updates, off the plateau up to | methods |", "| --- | --- |"]
+    lines += [f"| {f'{rate:g}' if rate else 'no rate'} | {'; '.join(by_rate[rate])} |" for rate in sorted(by_rate)]
+    return "\n".join(lines)
+
+
 def table(rows: list[dict[str, str]]) -> str:
     """Bits of each seed by method and rate, bold where every seed of the protocol has run and leaves the plateau."""
     short, long = outcomes(rows, SHORT), outcomes(rows, LONG)
     rates = sorted({rate for _, rate in short})
-    plateau = PLATEAU * float(rows[0]["frequencies"])
 
     def cell(values: list[float]) -> str:
         text = ", ".join(f"{value:.2f}" for value in values)
-        return f"**{text}**" if len(values) == len(SEEDS) and max(values) <= plateau else text
+        return f"**{text}**" if leaves(values, rows) else text
 
     lines = [
-        f"| {SHORT} updates; at most {plateau:.2f} leaves the plateau | "
+        f"| {SHORT} updates; bold: off the plateau | "
         + " | ".join(f"{rate:g}" for rate in rates)
         + f" | {LONG:,} updates |",
         "|---" * (len(rates) + 2) + "|",
@@ -481,7 +498,7 @@ def main() -> None:
     elif args.command == "curves":
         curves(args.curves)
     elif args.command == "table":
-        print(table(load(args.csv)))
+        print(table(load(args.csv)), limits(load(args.csv)), sep="\n\n")
     else:
         drawings = {"omega-variances": (draw, args.variances, 130), "24-layers": (draw_curves, args.curves, 180)}
         for name, (make, rows, dpi) in drawings.items():
