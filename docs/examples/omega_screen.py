@@ -242,6 +242,7 @@ def outcomes(rows: list[dict[str, Any]], updates: int) -> dict[tuple[str, float]
 
 
 def runs(name: str, rate: float, updates: int) -> list[tuple[str, float, int, int]]:
+    """The keys of a method's runs at a rate, one for each seed."""
     return [(name, rate, seed, updates) for seed in SEEDS]
 
 
@@ -383,9 +384,14 @@ def curves(path: Path) -> None:
             print(f"{name} seed {seed}: {rows[-1]['bits']} bits", flush=True)
 
 
-def leaves(values: list[float], rows: list[dict[str, str]]) -> bool:
+def bound(rows: list[dict[str, str]]) -> float:
+    """The most bits at which a run has left the plateau."""
+    return PLATEAU * float(rows[0]["frequencies"])
+
+
+def leaves(values: list[float], most: float) -> bool:
     """Has every seed of the protocol run and left the plateau?"""
-    return len(values) == len(SEEDS) and max(values) <= PLATEAU * float(rows[0]["frequencies"])
+    return len(values) == len(SEEDS) and max(values) <= most
 
 
 def limits(rows: list[dict[str, str]]) -> str:
@@ -393,7 +399,7 @@ def limits(rows: list[dict[str, str]]) -> str:
     short = outcomes(rows, SHORT)
     by_rate: dict[float, list[str]] = {}
     for name, method in METHODS.items():
-        rates = takewhile(lambda at: leaves(short[at], rows), sorted(at for at in short if at[0] == name))
+        rates = takewhile(lambda at: leaves(short[at], bound(rows)), sorted(at for at in short if at[0] == name))
         by_rate.setdefault(max((rate for _, rate in rates), default=0), []).append(method.title)
     lines = [f"| after {SHORT} updates, off the plateau up to | methods |", "| --- | --- |"]
     lines += [f"| {f'{rate:g}' if rate else 'no rate'} | {'; '.join(by_rate[rate])} |" for rate in sorted(by_rate)]
@@ -407,10 +413,10 @@ def table(rows: list[dict[str, str]]) -> str:
 
     def cell(values: list[float]) -> str:
         text = ", ".join(f"{value:.2f}" for value in values)
-        return f"**{text}**" if leaves(values, rows) else text
+        return f"**{text}**" if leaves(values, bound(rows)) else text
 
     lines = [
-        f"| {SHORT} updates; bold: off the plateau | "
+        f"| {SHORT} updates; bold: off the plateau, at most {bound(rows):.2f} | "
         + " | ".join(f"{rate:g}" for rate in rates)
         + f" | {LONG:,} updates |",
         "|---" * (len(rates) + 2) + "|",
