@@ -65,7 +65,7 @@ def test_readme_runs(checkout: Path) -> None:
     text = README.read_text(encoding="utf-8")
     (training,) = (block for block in blocks(text) if "fairseq-train" in block)
     activate, train = commands(training)
-    assert "--fp16" in train, "On a CPU, --cpu replaces it"
+    assert "--fp16" in train and "On a CPU, `--cpu` replaces `--fp16`" in text
     (profiled,) = (block for block in blocks(text) if block.startswith("Admin: profiled"))
     printed = shell(f"{activate}\n{train.replace('--fp16', SMALL)}", checkout)
     assert any(line.endswith(same_shape(profiled)) for line in map(same_shape, printed))
