@@ -228,6 +228,8 @@ def test_the_claims_of_the_protocol(shifts, scale, first, second, tmp_path, monk
     assert lines[0].startswith("Admin, 18L-18L: 2.700 bits")
     assert lines[4].startswith(f"Pre-LN - Admin at 18L-18L: {first}")
     assert lines[5].startswith(f"The difference of that to 6L-6L: {second}")
+    pilots = [line.partition(" bits")[0] for line in lines if "Pilot" in line]
+    assert pilots == ["Pilot of Pre-LN, 18L-18L, 3e-3: 9.000"]
 
 
 def test_nothing_is_said_before_all_runs_are_there():

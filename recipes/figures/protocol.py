@@ -5,8 +5,8 @@
 
 The first command prints the groups of the first protocol, each comparison whose runs are complete, and its power given
 the spread of the rows. The second prints the bridge, the groups and the comparisons of rules. At 18L-18L two of the
-three groups are the first protocol's if the bridge holds, and are in the new rows otherwise. Both draw every run. Pilot
-runs do not count.
+three groups are the first protocol's if the bridge holds, and are in the new rows otherwise. Both print the pilots in
+the last file, which do not count, and draw every other run.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ EARLY = (750, 1000, 1250)
 BRIDGE = 0.02
 """Runs of the first protocol count if the same runs at the new commit differ by at most this many bits."""
 BRIDGE_SEEDS = ("4", "5")
+PILOT = "1"
+"""The seed of the pilots, which choose the rates."""
 MISSING = "not all of its runs are there"
 Place = tuple[str, str]
 """Depth and method."""
@@ -86,6 +88,18 @@ def difference(
 # -- docs/protocol.md --------------------------------------------------------------------------------------------------
 
 
+def name(row: Row) -> str:
+    """The method and the depth of a run."""
+    return f"{titled(TITLES[row['scheme']], row.get('rule') or '')}, {sizes(row['layers'])}"
+
+
+def pilots(rows: Sequence[Row]) -> Iterator[str]:
+    """A line for each pilot."""
+    for row in rows:
+        if row["seed"] == PILOT:
+            yield f"Pilot of {name(row)}, {row['lr']}: {loss(row):.3f} bits after {max(row['valid']):,} updates"
+
+
 def group(runs: Sequence[Row]) -> str:
     """The mean of a group, and the runs in it that did not learn."""
     failed = [f"; seed {row['seed']} {row['verdict']}" for row in runs if row["verdict"] != "learned"]
@@ -98,8 +112,7 @@ def described(groups: Groups, depths: Sequence[str]) -> Iterator[str]:
     for place, runs in groups.items():
         if place[0] in depths and complete(groups, place):
             rows = list(runs.values())
-            title = titled(TITLES[rows[0]["scheme"]], rows[0].get("rule") or "")
-            yield f"{title}, {sizes(place[0])}: {group(rows)}"
+            yield f"{name(rows[0])}: {group(rows)}"
 
 
 def power(deviations: Sequence[float], difference: float) -> tuple[float, float]:
@@ -197,8 +210,14 @@ def main() -> None:
     parser.add_argument("new", type=Path, nargs="?", help="rows of docs/protocol-omega.md")
     parser.add_argument("-o", "--figure", type=Path)
     args = parser.parse_args()
-    old, new = (groups_of(read_results(path and [path] or [])) for path in (args.old, args.new))
-    print("\n".join(claims_of_rules(old, new) if args.new else claims(old)))
+    rows = read_results([args.old])
+    old, new = groups_of(rows), {}
+    lines = claims(old)
+    if args.new:
+        rows = read_results([args.new])
+        new = groups_of(rows)
+        lines = claims_of_rules(old, new)
+    print(*lines, *pilots(rows), sep="\n")
     if args.figure:
         save(draw({**new, **old}, DEPTHS if args.new else ("6", "18")), args.figure)
 
