@@ -255,7 +255,7 @@ def missing(rows: list[dict[str, Any]]) -> list[tuple[str, float, int, int]]:
     scores = {at: mean(values) for at, values in outcomes(rows, SHORT).items()}
     todo, longer = [], []
     for name in METHODS:
-        rates = sorted(RATES)
+        rates = list(RATES)
         while not (short := [run for rate in rates for run in runs(name, rate, SHORT) if run not in done]):
             best = min(rates, key=lambda rate: scores[name, rate])
             if best == rates[0]:

@@ -24,9 +24,8 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 ROWS = DOCS / "rows"
 GRIDS = {**dict.fromkeys(("compare", "sensitivity-18l", "warmup"), draw_rates), "deeper": draw_accuracies}
 """The functions that draw the figures of grids, by the name of the figure and of its rows."""
-RECIPES = {"demo": ("demo-loss", 6.62)}
-"""The recipes in results.csv whose losses are drawn (seed 1), each with the name of its figure, and the entropy of a
-token of its text in bits."""
+DEMO_ENTROPY = 6.62
+"""The entropy of a token of the demo's text, in bits."""
 
 
 def at_one_depth(rows: list[Row]) -> list[Row]:
@@ -79,9 +78,8 @@ def main() -> None:
     write_lines(page, write_tables(page.read_text(encoding="utf-8")).splitlines())
     for name, draw in GRIDS.items():
         save(draw(read_results([ROWS / f"{name}.csv"])), DOCS / f"images/{name}.png", dpi=120)
-    for recipe, (name, entropy) in RECIPES.items():
-        runs = [row for row in results.read(ROWS / "results.csv") if (row["recipe"], row["seed"]) == (recipe, "1")]
-        save(draw_results(runs, entropy), DOCS / f"images/{name}.png")
+    demos = [row for row in results.read(ROWS / "results.csv") if (row["recipe"], row["seed"]) == ("demo", "1")]
+    save(draw_results(demos, DEMO_ENTROPY), DOCS / "images/demo-loss.png")
 
 
 if __name__ == "__main__":
