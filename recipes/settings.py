@@ -29,7 +29,7 @@ from pydantic import (
     model_validator,
 )
 
-from fairseq_admin.method.schemes import MODEL_SCHEMES, RULES, SCHEMES
+from fairseq_admin.method.schemes import MODEL_SCHEMES, RULES, SCHEMES, is_number
 
 T = TypeVar("T")
 
@@ -57,7 +57,15 @@ Folder = Annotated[str, AfterValidator(_folder)]
 Data = Annotated[Folder, AfterValidator(_there)]
 Pair = Annotated[str, Field(pattern=r"^\w+-\w+$")]
 Scheme: TypeAlias = Literal[MODEL_SCHEMES]  # type: ignore[valid-type]
-Rule: TypeAlias = Literal[RULES]  # type: ignore[valid-type]
+
+
+def _rule(text: str) -> str:
+    if text in RULES or is_number(text):
+        return text
+    raise ValueError(f"one of {', '.join(RULES)}, or a number above 0")
+
+
+Rule = Annotated[str, AfterValidator(_rule)]
 Tokenising = Literal["lowercase", "normalise", "aggressive_dashes", "escape", "perl"]
 NewLayers: TypeAlias = Literal[tuple(name for name in SCHEMES if name[:2] != "t-")]  # type: ignore[valid-type]
 

@@ -141,8 +141,8 @@ def post_ln(a: float = 1.0) -> Sublayer:
 
 
 def pre_ln(x: Tensor, f: Branch, norm: nn.LayerNorm) -> Tensor:
-    """A sub-layer with its norm before the branch: x + f(LN(x))."""
-    return x + f(normalised(x, norm))
+    """A sub-layer with its norm before the branch: x + b f(LN(x))."""
+    return x + f.b * f(normalised(x, norm))
 
 
 def no_ln(x: Tensor, f: Branch, norm: nn.Module) -> Tensor:

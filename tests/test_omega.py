@@ -19,6 +19,9 @@ from fairseq_admin.pytorch.omega import next_omega, omega_from_depth, omega_from
         ("log", 1, 1.3730951),
         ("constant", 1, 1.0),
         ("constant", 54, 7.348469),
+        ("linear", 120, 20.0),  # 120 / 6
+        ("linear", 1, 1.0),  # never below 1
+        ("12.5", 36, 12.5),
     ],
 )
 def test_rules_by_depth(rule, sublayers, omega):

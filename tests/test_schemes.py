@@ -63,6 +63,7 @@ def sublayers(scheme: str, sides: set[str]) -> dict[str, reference.Sublayer]:
     encoder, decoder = {
         "admin": (reference.admin,) * 2,
         "pre-ln": (reference.pre_ln,) * 2,
+        "pre-ln-by-depth": (reference.pre_ln,) * 2,
         "post-ln-pre-ln": (post, reference.pre_ln),
         # 3^4 * 2 = 162; alone (2 * 3)^(1/4).
         "deepnorm": (reference.post_ln(0.81 * 162 ** (1 / 16) if both else 6**0.25), reference.post_ln(6**0.25)),
@@ -374,7 +375,8 @@ def test_scale_is_loaded_with_the_weights():
     ("name", "options", "message"),
     [
         *((name, {"admin_scheme": "sandwich"}, "^--admin-scheme is sandwich; expected one of adm") for name in KINDS),
-        ("translation", {"admin_init": "fixup"}, "^--admin-init is fixup; expected one of reference"),
+        ("translation", {"admin_init": "fixup"}, "^--admin-init is fixup; expected one of reference.* or a number"),
+        ("translation", {"admin_init": "-1"}, "^--admin-init is -1; expected one of reference.* or a number above 0"),
         ("translation", {"admin_profile_tokens": 0}, "^--admin-profile-tokens is 0; .* at least 1"),
         ("translation", {"admin_max_skipped_updates": -1}, "^--admin-max-skipped-updates is -1; .* at least 0"),
         ("translation", {"admin_monitor": -1}, "^--admin-monitor is -1; expected at least 0"),

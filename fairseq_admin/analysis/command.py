@@ -50,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--repeats", type=positive, default=defaults.repeats, help="random draws to average over (default: 3)"
     )
     parser.add_argument("--lr", type=above_zero, default=defaults.lr, help="learning rate of an update (default: 1e-4)")
-    parser.add_argument("--updates", type=positive, default=defaults.updates, help="of a fresh model (default: 10)")
+    parser.add_argument("--updates", type=positive, help="by Adam (default: 10; output-change: 5)")
     parser.set_defaults(model_options=())
 
 

@@ -14,7 +14,7 @@ from . import figure
 from .registry import Settings
 from .subject import Subject
 
-RULES = {"log": "--", "constant": ":"}
+RULES = {"log": "--", "constant": ":", "linear": "-."}
 """The rules that use the depth alone, and their line styles."""
 
 

@@ -2,13 +2,16 @@
 
     |F(x, W) - F(x, W*)|² (figure 4)       F: a stack of N layers, its output normalised; the mean over its entries
 
-W* is W with noise in every matrix, or W after one update by Adam. By corollaries 1 and 2 the change grows as N for
-Post-LN and as log N for Pre-LN and Admin. By theorem 2 it is
+W* is W with noise in every matrix, or W after one update by Adam, or after several. By corollaries 1 and 2 the change
+grows as N for Post-LN and as log N for Pre-LN and Admin. By theorem 2 it is
 
     Var[ F(x, W) - F(x, W*) ] ≈ Σ_i β_{i,i}² C_i       C_i = Var[ â_i(x_{i-1}, W) - â_i(x_{i-1}, W*) ]
 
 C_i is measured with the input that sub-layer i has under W, so it excludes the change of the sub-layers below.
 (The paper has one constant C.)
+
+Several updates give a coordinate check: if |F(x, W) - F(x, W*)| does not grow with depth, one learning rate can serve
+every depth. Its exponent e, from |F(x, W) - F(x, W*)| ∝ N^e, is that of the change itself, not of its square.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import copy
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +38,8 @@ from .registry import Settings
 from .subject import Subject
 
 DEPTHS = (1, 2, 4, 6, 9, 12, 18, 24, 36, 48, 72, 100)
+UPDATES = 5
+"""Updates of the last series."""
 EPSILON = 1e-8
 """The ε of Adam."""
 NOISE = 0.01
@@ -54,12 +59,14 @@ def perturb(model: nn.Module, relative: float, generator: torch.Generator) -> No
             weight.add_(relative * weight.std(correction=0) * noise)
 
 
-@torch.no_grad()
-def first_update(stack: Stack, lr: float) -> None:
-    """Make Adam's first update of the parameters of a stack's layers, in place: −lr · g / (|g| + ε)."""
-    for parameter in stack.layers.parameters():
-        if parameter.grad is not None:
-            parameter -= lr * parameter.grad / (parameter.grad.abs() + EPSILON)
+def updated(subject: Subject, model: nn.Module, stack: Stack, lr: float, updates: int) -> Iterator[int]:
+    """Train the layers of a stack by Adam on the mean loss over all batches, in place. Yields the number of updates."""
+    adam = torch.optim.Adam(stack.layers.parameters(), lr, betas=(0.9, 0.98), eps=EPSILON)
+    for update in range(1, updates + 1):
+        model.zero_grad()
+        subject.backward(model)
+        adam.step()
+        yield update
 
 
 @torch.no_grad()
@@ -148,14 +155,29 @@ def fits(depths: Sequence[int], values: Sequence[float]) -> dict[str, dict[str, 
     return {"linear": fit(depths, values), "logarithmic": fit([math.log(n) for n in depths], values)}
 
 
-def _changes(subject: Subject, model: Any, seed: int, lr: float) -> Tensor:
-    """Measure the changes due to noise, theorem 2's estimate of them, and the changes due to Adam's first update.
+def exponent(depths: Sequence[int], values: Sequence[float]) -> float:
+    """The exponent e of a change of the output, from a line through the logarithms: |F(x, W) - F(x, W*)| ∝ N^e.
 
-    The update changes the model in place.
+    Args:
+        depths: the values of N.
+        values: the squared change at each N.
 
     Returns:
-        The three series, averaged over the batches. Entry n of a series is for the output of the first n layers. Shape
-        (3, N).
+        e, or NaN if there is one depth, or no change.
+    """
+    if len(depths) < 2 or min(values) <= 0:
+        return math.nan
+    return fit([math.log(n) for n in depths], [math.log(value) / 2 for value in values])["slope"]
+
+
+def _changes(subject: Subject, model: Any, seed: int, settings: Settings) -> Tensor:
+    """Measure the changes due to noise, theorem 2's estimate of them, and the changes due to Adam's updates.
+
+    The updates change the model in place.
+
+    Returns:
+        The four series, averaged over the batches: noise, the estimate, one update, all updates. Entry n of a series is
+        for the output of the first n layers. Shape (4, N).
 
     Raises:
         AdminError: the stack's output is not its last sub-layer's (ResiDual).
@@ -175,49 +197,58 @@ def _changes(subject: Subject, model: Any, seed: int, lr: float) -> Tensor:
     for words, earlier in zip(batches, before):
         alone = sublayers_of(moved, words, [sublayer.branch for sublayer in earlier])
         rows.append([changes(earlier, sublayers_of(moved, words)), predicted(earlier, alone)])
-    subject.backward(model)
-    first_update(stack, lr)
-    for words, earlier, row in zip(batches, before, rows):
-        row.append(changes(earlier, sublayers_of(stack, words)))
-    return torch.stack([torch.stack(row) for row in rows]).mean(0)
+    del moved
+    for update in updated(subject, model, stack, settings.lr, settings.updates or UPDATES):
+        if update in (1, settings.updates or UPDATES):
+            for words, earlier, row in zip(batches, before, rows):
+                row.append(changes(earlier, sublayers_of(stack, words)))
+    return torch.stack([torch.stack([*row[:3], row[-1]]) for row in rows]).mean(0)
 
 
 def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
-    """Measure both series, their fits and theorem 2's estimate.
+    """Measure every series, its fits and exponent, and theorem 2's estimate.
 
     Args:
         subject: the model and its samples.
-        settings: depths, repeats and rate.
+        settings: depths, repeats, rate and number of updates.
 
     Returns:
         The series. The error of theorem 2 is None if nothing moves (fresh ReZero).
     """
-    side, seed, lr = subject.stacks[0], subject.source.seed + 100, settings.lr
+    side, seed = subject.stacks[0], subject.source.seed + 100
+    lr, updates = settings.lr, settings.updates or UPDATES
     if isinstance(subject, Fresh):
         depths, repeats = list(settings.depths or DEPTHS), settings.repeats
-        totals = torch.zeros(3, len(depths), dtype=torch.float64)
+        totals = torch.zeros(4, len(depths), dtype=torch.float64)
         runs = list(itertools.product(range(repeats), enumerate(depths)))
         for repeat, (place, depth) in progress("output change", runs, " models"):
             model = subject.make(repeat, **{f"{side}_layers": depth})
-            totals[:, place] += _changes(subject, model, seed + repeat, lr)[:, -1] / repeats
+            totals[:, place] += _changes(subject, model, seed + repeat, settings)[:, -1] / repeats
     else:  # one trained model gives every depth: the output of each layer
-        totals, repeats = _changes(subject, copy.deepcopy(subject.model), seed, lr), 1
+        totals, repeats = _changes(subject, copy.deepcopy(subject.model), seed, settings), 1
         depths = list(range(1, totals.size(1) + 1))
-    noise, expected, update = totals.tolist()
-    errors = [abs(one / other - 1) for one, other in zip(expected, noise) if other]
-    return {
-        "stack": side,
-        "series": {
-            "random perturbation": {
-                "depths": depths,
-                "change": noise,
-                "fits": fits(depths, noise),
-                "relative noise": NOISE,
-                "theorem 2": {"predicted": expected, "largest relative error": max(errors, default=None)},
-            },
-            "one update": {"depths": depths, "change": update, "fits": fits(depths, update), "lr": lr},
+    noise, expected, one, several = totals.tolist()
+    errors = [abs(estimate / change - 1) for estimate, change in zip(expected, noise) if change]
+    result = {
+        "random perturbation": {
+            **_series(depths, noise),
+            "relative noise": NOISE,
+            "theorem 2": {"predicted": expected, "largest relative error": max(errors, default=None)},
         },
-        "repeats": repeats,
+        "one update": {**_series(depths, one), "lr": lr},
+    }
+    if updates > 1:
+        result[f"{updates} updates"] = {**_series(depths, several), "lr": lr}
+    return {"stack": side, "series": result, "repeats": repeats}
+
+
+def _series(depths: Sequence[int], change: Sequence[float]) -> dict[str, Any]:
+    growth = exponent(depths, change)
+    return {
+        "depths": depths,
+        "change": change,
+        "fits": fits(depths, change),
+        "exponent": growth if math.isfinite(growth) else None,
     }
 
 
@@ -247,7 +278,9 @@ def draw(result: dict[str, Any]) -> figure.Figure:
                 depths, series["theorem 2"]["predicted"], linestyle="none", label="theorem 2", markerfacecolor="none",
                 **figure.style(3),
             )  # fmt: skip
-        axes.set(title=name, xlabel=f"layers N of the {result['stack']}", ylim=(0, None))
+        growth = series.get("exponent")
+        title = name if growth is None else f"{name}: |F(x, W) − F(x, W*)| as N^{growth:.2f}"
+        axes.set(title=title, xlabel=f"layers N of the {result['stack']}", ylim=(0, None))
         axes.legend()
     panels[0].set_ylabel("|F(x, W) − F(x, W*)|², mean a channel")
     figure.headline(drawn, "Change of the output", result, with_depth=bool(result["model"]["updates"]))

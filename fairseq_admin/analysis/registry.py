@@ -22,8 +22,8 @@ class Settings(NamedTuple):
     """Number of random draws in a mean."""
     lr: float = 1e-4
     """The learning rate of an optimizer's update."""
-    updates: int = 10
-    """Updates of a fresh model."""
+    updates: int | None = None
+    """Updates by an optimizer; None: the measure's default."""
 
 
 MEASURES: dict[str, Measure] = {

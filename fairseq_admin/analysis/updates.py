@@ -37,6 +37,8 @@ KINDS = {
     "encoder_attn v_proj": "enc.-att. Wv", "encoder_attn out_proj": "enc.-att. Wo", "fc1": "W1", "fc2": "W2",
 }  # fmt: skip
 """The kinds of weight matrix, and their names in a figure."""
+UPDATES = 10
+"""Updates of a fresh model."""
 Norms = dict[str, dict[str, list[float]]]
 """By stack, by kind, by layer."""
 
@@ -104,11 +106,12 @@ def _of_fresh(subject: Fresh, settings: Settings) -> dict[str, Any]:
     gradient = _gradients(subject, model)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items() if NAME.search(key)}
     adam = torch.optim.Adam(model.parameters(), lr=settings.lr, betas=(0.9, 0.98))
-    for number in progress("updates", range(settings.updates), " updates"):
+    updates = settings.updates or UPDATES
+    for number in progress("updates", range(updates), " updates"):
         adam.zero_grad()
         subject.loss(model, subject.samples[number % len(subject.samples)]).backward()
         adam.step()
-    last = f"{settings.updates} updates by Adam, lr {settings.lr:g}"
+    last = f"{updates} updates by Adam, lr {settings.lr:g}"
     return _interval("initialisation", last, gradient, _moved(before, model.state_dict()))
 
 

@@ -14,7 +14,7 @@ from fairseq.tasks import FairseqTask
 from omegaconf import II, DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError
 
-from ..method.schemes import FFN_LAWS, RULES, SCHEMES, SIDES
+from ..method.schemes import FFN_LAWS, SCHEMES, SIDES
 
 SIZES = ("input_dim", "output_dim", "embed_dim", "ffn_embed_dim", "layers", "attention_heads")
 """The sizes of a stack, as fairseq calls them."""
@@ -66,10 +66,10 @@ class AdminOptions(FairseqDataclass):
     admin_scheme: ChoiceEnum(tuple(SCHEMES)) = _option(  # type: ignore[valid-type]
         "admin", "the residual scheme: norm, shortcut, branch and initial weights (the table in schemes.py)"
     )
-    admin_init: ChoiceEnum(RULES) = _option(  # type: ignore[valid-type]
+    admin_init: str = _option(
         "reference",
         "rule that sets the shortcut scales omega: from the first training batch as the authors' code does (reference) "
-        "or as the paper says (paper), or from the depth alone (log, constant)",
+        "or as the paper says (paper), from the depth alone (log, constant, linear), or a number",
     )
     admin_ffn_init: Optional[ChoiceEnum(FFN_LAWS)] = _option(  # type: ignore[valid-type]
         None,

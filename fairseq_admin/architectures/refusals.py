@@ -8,13 +8,13 @@ from typing import Any
 from fairseq.models.transformer import TransformerConfig
 
 from ..errors import AdminError
-from ..method.schemes import FFN_LAWS, MODEL_SCHEMES, RULES, SCHEMES, SIDES
+from ..method.schemes import FFN_LAWS, MODEL_SCHEMES, RULES, SCHEMES, SIDES, is_number
 from .config import SPEEDS
 
 CHOICES = {
     "admin_scheme": MODEL_SCHEMES, "admin_init": RULES, "admin_ffn_init": (None, *FFN_LAWS), "admin_fast": SPEEDS
 }  # fmt: skip
-"""Choices that fairseq-train checks itself; for a Namespace made by hand, or RoBERTa under hydra, nothing does."""
+"""fairseq-train checks all but the second; for a Namespace made by hand, or RoBERTa under hydra, it checks none."""
 
 LEAST = {"admin_profile_tokens": 1, "admin_max_skipped_updates": 0, "admin_monitor": 0}
 LEAST |= dict.fromkeys(("more_layers", "profile_sentences", "pretrained_lr_factor"), 0)  # of `deeper_admin` alone
@@ -50,8 +50,9 @@ def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = SIDES) -> N
             f"deeper_admin --more-layers 24 --more-scheme {name}, or another --admin-scheme."
         )
     for option, choices in CHOICES.items():
-        if getattr(cfg, option) not in choices:
-            expected = ", ".join(filter(None, choices))
+        number = option == "admin_init" and is_number(cfg.admin_init)
+        if getattr(cfg, option) not in choices and not number:
+            expected = ", ".join(filter(None, choices)) + " or a number above 0" * (option == "admin_init")
             raise AdminError(f"{_flag(option)} is {getattr(cfg, option)}; expected one of {expected}.")
     for option, least in LEAST.items():
         if getattr(cfg, option, least) < least:

@@ -17,7 +17,7 @@ from ..fast.plain import plain_layers
 from ..method import clinic, initial_weights, provenance
 from ..method.norms import set_omega_by_depth
 from ..method.profiling import profile
-from ..method.schemes import DEPTH_RULES, RULES, SCHEMES, layers_of, stacks_of
+from ..method.schemes import RULES, SCHEMES, by_depth, layers_of, stacks_of
 from ..method.state_dict import prune, upgrade_stock_state
 from ..method.state_dict import scheme as scheme_of
 from ..monitor.monitor import Monitor
@@ -85,7 +85,7 @@ class SchemeModel(BaseFairseqModel):
             self.register_buffer(provenance.KEY, torch.zeros(provenance.LENGTH))
             if not self.scheme.omega:
                 self._record({"scheme": cfg.admin_scheme, "version": __version__})
-            elif cfg.admin_init in DEPTH_RULES:
+            elif by_depth(cfg.admin_init):
                 for stack in stacks.values():
                     set_omega_by_depth(stack, cfg.admin_init)
                 self._record({"rule": cfg.admin_init, "version": __version__})
@@ -167,7 +167,8 @@ class SchemeModel(BaseFairseqModel):
         if not self.scheme.omega:
             return
         rule = (provenance.decode(state_dict[provenance.KEY]) or {}).get("rule")
-        if rule in RULES and rule != cfg.admin_init:  # ω = 1 from stock weights: the record's rule is not in RULES
+        known = rule is not None and (rule in RULES or by_depth(rule))  # not of ω = 1 from stock weights
+        if known and rule != cfg.admin_init:
             raise AdminError(
                 f"the checkpoint's omega is by --admin-init {rule}; --admin-init {cfg.admin_init} would change "
                 f"nothing. Give --admin-init {rule}, or another --save-dir to start again."

@@ -29,7 +29,7 @@ from ..version import __version__
 from . import initial_weights, provenance
 from .norms import set_omega_by_depth, shortcut_norms
 from .profiling import from_first_rank, observe
-from .schemes import DEPTH_RULES, SCHEMES
+from .schemes import SCHEMES, by_depth
 from .stacks import AdminEncoder
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class MoreLayers(AdminEncoder):
         initial_weights.draw(cfg.admin_scheme, {"encoder": self})
         self.register_buffer(provenance.KEY, torch.zeros(provenance.LENGTH))
         self.by_norm = cfg.admin_scheme == "dt-fixup"
-        self.measured = self.by_norm or (self.scheme.omega and cfg.admin_init not in DEPTH_RULES)
+        self.measured = self.by_norm or (self.scheme.omega and not by_depth(cfg.admin_init))
         if not self.measured:
             if self.scheme.omega:
                 set_omega_by_depth(self, cfg.admin_init)

@@ -58,15 +58,15 @@ def ffn_law(cfg: TransformerConfig) -> str | None:
 class _SchemeLayer(Layer if TYPE_CHECKING else object):  # type: ignore[misc]
     """The changes that the scheme's row of the table makes to fairseq's encoder layer and decoder layer.
 
-    If the scheme has them, the state dict holds a as the buffer `shortcut_scale` and b as the parameter
-    `branch_scale`, both of shape (1,).
+    If the scheme has them, the state dict holds a as the buffer `shortcut_scale`, and b as `branch_scale`, a parameter
+    if b is trained, else a buffer. Their shapes are (1,).
     """
 
     side: int
     """The index of this layer's stack in a `PerStack`."""
     register_buffer: Callable[..., None]
     shortcut_scale: Tensor | None
-    branch_scale: nn.Parameter | None
+    branch_scale: Tensor | None
     d: Tensor | None = None
     """The second stream, within a forward."""
 
@@ -79,7 +79,10 @@ class _SchemeLayer(Layer if TYPE_CHECKING else object):  # type: ignore[misc]
         depths = cfg.encoder.layers, cfg.decoder.layers
         scale = torch.tensor([scheme.shortcut(*depths)[self.side]]) if scheme.shortcut else None
         self.register_buffer("shortcut_scale", scale)
-        self.branch_scale = nn.Parameter(torch.zeros(1)) if scheme.branch else None
+        if scheme.branch_scale:
+            self.register_buffer("branch_scale", torch.tensor([scheme.branch_scale(*depths)[self.side]]))
+        else:
+            self.branch_scale = nn.Parameter(torch.zeros(1)) if scheme.branch else None
         if scheme.branch_norm:
             (norm_inputs if scheme.branch_norm == "input" else norm_outputs)(self)
         if scheme.bottom:

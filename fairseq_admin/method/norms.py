@@ -83,7 +83,7 @@ def set_omega_by_depth(stack: Stack, rule: str) -> None:
 
     Args:
         stack: an encoder or a decoder of Admin.
-        rule: one of DEPTH_RULES.
+        rule: one of DEPTH_RULES, or a number.
     """
     norms = shortcut_norms(stack)
     for norm in norms:

@@ -32,13 +32,26 @@ PerStack = tuple[float, float]
 FFN_LAWS = ("xavier", "stock")
 """Initial feed-forward weights: Xavier-uniform with zero bias, as in fairseq until 0.10, or as in fairseq today."""
 
-DEPTH_RULES = ("log", "constant")
+DEPTH_RULES = ("log", "constant", "linear")
 """Rules that set omega from a stack's depth alone."""
 RULES = ("reference", "paper", *DEPTH_RULES)
-"""Rules that set omega; the first two profile a batch."""
+"""Rules that set omega; the first two profile a batch. A number, such as "12.5", is also a rule: every ω."""
 
 SUBLAYER_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
 """The norms of a layer in forward order; an encoder's layers lack the second."""
+
+
+def is_number(rule: str) -> bool:
+    """Whether a rule of ω is a number above 0."""
+    try:
+        return 0 < float(rule) < float("inf")
+    except ValueError:
+        return False
+
+
+def by_depth(rule: str) -> bool:
+    """Whether a rule of ω needs no batch."""
+    return rule in DEPTH_RULES or is_number(rule)
 
 
 class Layer(Protocol):
@@ -77,6 +90,8 @@ class Scheme(NamedTuple):
     """Computes a constant a from N and M."""
     branch: bool = False
     """Whether b is one number per layer, shared by its sub-layers, 0 at first and trained."""
+    branch_scale: Callable[[int, int], PerStack] | None = None
+    """Computes a constant b from N and M."""
     bottom: bool = False
     """Whether a layer's input is added once more before the layer's last norm."""
     branch_norm: str | None = None
@@ -94,7 +109,7 @@ class Scheme(NamedTuple):
     @property
     def stock_layers(self) -> bool:
         """Whether fairseq's own layers compute the scheme; then its state dict is that of a stock Transformer."""
-        return self.folds and not (self.omega or self.shortcut or self.branch)
+        return self.folds and not (self.omega or self.shortcut or self.branch or self.branch_scale)
 
     @property
     def folds(self) -> bool:
@@ -135,6 +150,19 @@ def keel_scales(encoder_layers: int, decoder_layers: int) -> PerStack:
         The encoder's and the decoder's a.
     """
     return 2.0 * encoder_layers, (3.0 if encoder_layers else 2.0) * decoder_layers
+
+
+def one_by_depth(encoder_layers: int, decoder_layers: int) -> PerStack:
+    """A constant b on the branch: one over the number of layers of the stack. Dey et al. 2025 (CompleteP), table 1
+
+    Args:
+        encoder_layers: N; 0 for a decoder alone.
+        decoder_layers: M; 0 for an encoder alone.
+
+    Returns:
+        The encoder's and the decoder's b.
+    """
+    return 1 / max(1, encoder_layers), 1 / max(1, decoder_layers)
 
 
 def stacks_of(model: nn.Module) -> dict[str, Any]:
@@ -217,6 +245,13 @@ SCHEMES: dict[str, Scheme] = {
     "admin": Scheme("Admin", "Liu et al. 2020, section 4.3", omega=True, ffn="xavier"),
     "post-ln": Scheme("Post-LN", "Vaswani et al. 2017, section 3.1"),
     "pre-ln": Scheme("Pre-LN", "Xiong et al. 2020, table 1", norm=("before", "before")),
+    # CompleteP also scales Adam's epsilon, and the rates by width; the scheme does not set those.
+    "pre-ln-by-depth": Scheme(
+        "Pre-LN, branches / L",
+        "Dey et al. 2025 (CompleteP), table 1",
+        norm=("before", "before"),
+        branch_scale=one_by_depth,
+    ),
     "post-ln-pre-ln": Scheme("Post-Pre-LN", "Liu et al. 2020, table 1", norm=("after", "before")),
     "deepnorm": Scheme("DeepNorm", "Wang et al. 2022, section 2, figure 2", shortcut=deepnorm_scales, ffn=None),
     # One b per layer, not per sub-layer, as in the authors' code (majumderb/rezero) and in that of Liu et al. 2020.

@@ -21,6 +21,9 @@ from torch import Tensor
 
 from ..errors import AdminError
 
+KAPPA = 1 / 6
+"""κ of rule `linear`, the same for every model: docs/protocol-depth.md says how it was chosen."""
+
 
 def variance(x: Tensor, real: Tensor | None) -> Tensor:
     """One variance over all channels of all real positions, in float32.
@@ -77,24 +80,29 @@ def omega_from_variances(branch_variances: Tensor, input_variance: Tensor) -> Te
 
 
 def omega_from_depth(rule: str, sublayers: int) -> float:
-    """Rules `log` and `constant`: one scale for every sub-layer of a stack, from its depth alone.
+    """Rules that need no batch: one scale for every sub-layer of a stack, from its depth alone, or a number.
 
-        log:       ω² = (S + 1) / ln(S + 1) - 1        the output change grows as O(log S)
-        constant:  ω² = S                              the output change stays O(1)
+        log:       ω² = (S + 1) / ln(S + 1) - 1
+        constant:  ω² = S
+        linear:    ω = κS, at least 1
 
-    Both are the closed forms of the package admin-torch ("O(logn)" and "O(1)"), by the paper's first author.
+    The first two are the closed forms of the package admin-torch, by the paper's first author, for a change of the
+    output of "O(log n)" and "O(1)" by random changes of the weights. An optimizer's changes of S branches point the
+    same way: they move the output by about S / ω, so by `constant` as √S, and by `linear` as much at every depth.
 
     Args:
-        rule: "log" or "constant".
+        rule: "log", "constant", "linear" or a number above 0.
         sublayers: S, at least 1.
 
     Returns:
         ω.
     """
-    if rule == "log":
-        return math.sqrt((sublayers + 1) / math.log(sublayers + 1) - 1)
-    assert rule == "constant", rule
-    return math.sqrt(sublayers)
+    rules = {
+        "log": math.sqrt((sublayers + 1) / math.log(sublayers + 1) - 1),
+        "constant": math.sqrt(sublayers),
+        "linear": max(1.0, KAPPA * sublayers),
+    }
+    return rules[rule] if rule in rules else float(rule)
 
 
 class StackMeasure:

@@ -173,6 +173,7 @@ def expected(scheme: str, stock: dict[str, Laws], ffn: str | None = None) -> Law
         post = xavier(post, lambda stack, layer, part: 1.0, parts=("fc",))
     schemes: dict[str, Callable[[], Laws]] = {
         "pre-ln": lambda: pre,
+        "pre-ln-by-depth": lambda: pre,
         "post-ln-pre-ln": lambda: stock["post-ln-pre-ln"],
         "deepnorm": lambda: deepnorm(post),
         "rezero": lambda: with_branch_scale(without_norms(post)),
