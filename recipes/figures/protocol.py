@@ -12,9 +12,10 @@ the last file, which do not count, and draw every other run.
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, linear_regression, stdev
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -194,6 +195,27 @@ def claims_of_rules(old: Groups, new: Groups) -> Iterator[str]:
         yield f"Begins ahead, ends behind: {verdict}; updates 750 to 1,250: {early:+.3f} bits"
 
 
+def exploratory(groups: Groups) -> Iterator[str]:
+    """Lines that no protocol planned, at 18L-18L: the best validation, the speed, and the course of the end."""
+    ends = {}
+    for method in METHODS:
+        runs = list(groups.get(("18", method), {}).values())
+        if not complete(groups, ("18", method)):
+            return
+        best = [min(row["valid"].values()) for row in runs]
+        reached = fmean(min(update for update, bits in row["valid"].items() if bits <= 3) for row in runs)
+        rise = fmean(loss(row) for row in runs) - fmean(best)
+        yield (
+            f"Exploratory, {name(runs[0])}: best validation {fmean(best):.3f} ({stdev(best):.3f}), 3.0 bits after "
+            f"{reached:,.0f} updates, end {rise:.3f} above the best"
+        )
+        last = sorted(runs[0]["valid"])[-4:]
+        ends[method] = linear_regression(last, [fmean(row["valid"][update] for row in runs) for update in last])
+    one, other = ends["constant"], ends["pre-ln"]
+    crossing = (other.intercept - one.intercept) / (one.slope - other.slope)
+    yield f"Exploratory: lines through the last four validations of constant and Pre-LN meet at {crossing:,.0f}"
+
+
 def draw(groups: Groups, depths: Sequence[str]) -> Figure:
     """The losses of every run, in a panel for each depth."""
     lines = []
@@ -216,7 +238,7 @@ def main() -> None:
     if args.new:
         rows = read_results([args.new])
         new = groups_of(rows)
-        lines = claims_of_rules(old, new)
+        lines = itertools.chain(claims_of_rules(old, new), exploratory({**new, **old}))
     print(*lines, *pilots(rows), sep="\n")
     if args.figure:
         save(draw({**new, **old}, DEPTHS if args.new else ("6", "18")), args.figure)
