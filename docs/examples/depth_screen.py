@@ -149,7 +149,7 @@ def best(rates: dict[float, dict[int, float]]) -> float:
 
 
 def missing(rows: Sequence[Row], part: Part) -> list[Run]:
-    """The runs of a part that can be made now and have no row, shallow ones first.
+    """The runs of a part that can be made now and have no row, depth by depth.
 
     While the best of a method at a depth is at the edge of its rates, there is one more. The best rate at SMALL is one
     of the rates at every depth.
@@ -170,7 +170,7 @@ def missing(rows: Sequence[Row], part: Part) -> list[Run]:
                 if at not in (rates[0], rates[-1]):
                     break
                 rates = [at / 2, *rates] if at == rates[0] else [*rates, at * 2]
-        if todo:  # the best rates at SMALL come first
+        if todo:  # the best rates at SMALL come first, and the first depths decide
             break
     return todo
 
@@ -256,7 +256,7 @@ def transfer(rows: Sequence[Row]) -> Part:
     return Part("transfer", methods, [SMALL, 12, 24, LARGE], [2, 3, 4], 600)
 
 
-KAPPA = Part("kappa", [*RULES, "constant", "2-constant"], [SMALL, 24, DEEPEST], [1], 300)
+KAPPA = Part("kappa", [*RULES, "constant", "2-constant"], [SMALL, DEEPEST, 24], [1], 300)
 PRE_LN = Part("pre-ln", PRE_LNS, [SMALL, 24], [1], 300)
 
 
