@@ -18,11 +18,11 @@ PYTEST ?=
 SIZES ?=
 
 RUN := $(VENV)/bin/python
-# The targets of `python -m recipes`. A paper's experiment has targets for its steps, such as make iwslt14-prepare.
-PAPERS := iwslt14 $(addprefix wmt14-,ende-6l ende-12l ende-18l ende-100l enfr-6l enfr-60l enfr-60l-deepnmt)
+# The targets of `python -m recipes`. A recipe of one model has targets for its steps, such as make demo-train.
+MODELS := demo multi30k own lm-demo \
+	iwslt14 $(addprefix wmt14-,ende-6l ende-12l ende-18l ende-100l enfr-6l enfr-60l enfr-60l-deepnmt)
 STEPS := preflight prepare train average generate score
-FRONTED := demo multi30k own lm-demo compare sensitivity warmup deeper $(PAPERS) \
-	$(foreach step,$(STEPS),$(PAPERS:%=%-$(step)))
+FRONTED := $(MODELS) compare sensitivity warmup deeper $(foreach step,$(STEPS),$(MODELS:%=%-$(step)))
 .PHONY: $(FRONTED) preflight gpu-trial table figures docs test test-nightly lint release bench setup lock clean distclean help
 
 ## make demo: train 18L-18L on a generated German-English corpus and score it (METHOD=post-ln to compare)
@@ -31,7 +31,7 @@ FRONTED := demo multi30k own lm-demo compare sensitivity warmup deeper $(PAPERS)
 ## make iwslt14: the paper's IWSLT'14 De-En, from download to a score (GPUS=, PRECISION=, METHOD=, SEED=, DATA=, PRESET=small)
 ## make wmt14-ende-6l, -12l, -18l, -100l: the papers' WMT'14 En-De by depth (WHERE=slurm NODES= GPUS=, or MASTER= NODE_RANK=)
 ## make wmt14-enfr-6l, -60l, -60l-deepnmt: the papers' WMT'14 En-Fr, 6L-6L and 60L-12L
-## make iwslt14-prepare, -train, -average, -generate, -score: one step and what it needs; any wmt14 target likewise
+## make demo-prepare, -train, -average, -generate, -score: one step and what it needs; any recipe of one model likewise
 ## make lm-demo: an 18-layer language model on Python's own documentation (METHOD=post-ln to compare)
 ## make compare: every residual scheme at its best learning rate (SCHEMES=, RATES=, DEPTHS=, SEEDS=, JOBS=, PRESET=cpu|gpu)
 ## make sensitivity: the learning rates and beta2 at which a scheme trains without warm-up (SCHEMES=, LRS=, BETA2S=, JOBS=, PRESET=)

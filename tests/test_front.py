@@ -14,6 +14,7 @@ from conftest import ROOT, front, make_environment, names, run_module
 
 from fairseq_admin.method.schemes import SCHEMES
 from recipes import recipe as recipes
+from recipes.__main__ import STEPS
 from recipes.chain import Chain, Step
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.guard import exclusive_folder
@@ -165,6 +166,15 @@ def test_values_reach_the_front_through_make_as_they_are(tmp_path):
     done = make("SEDE=2")
     assert done.returncode == 2 and "SEDE=2 is not a setting of demo. SEED is one." in done.stderr
     assert "From the environment: SEED=7" in make("RUNS=x", SEED="7").stderr
+
+
+def test_make_has_every_target_of_the_recipes():
+    targets = [*recipes.files()]
+    for name, (file, _) in recipes.files().items():
+        targets += [f"{name}-{step}" for step in STEPS if not file.is_grid]
+    command = ["make", "-n", "VENV=none", *targets]
+    done = subprocess.run(command, cwd=ROOT, env=make_environment(), capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count("\nmake setup comes first") == len(targets), done.stderr
 
 
 def test_the_front_loads_no_fairseq():
