@@ -110,10 +110,14 @@ def test_progress_shows_the_pace_and_hides_no_error():
     assert "Admin: profiled" in shown[3] and "beware" in shown[4]
     assert shown[5:] == lines[-3:]
     ticks = iter([100.0, 105.0])
-    lines = [log_line("train_inner", 8, 8.0), log_line("train_inner", 24, 7.0), log_line("valid", 24, 6.5)]
-    shown = list(progress(lines, epochs=3, clock=lambda: next(ticks)))
+    lines = [log_line("valid", 8, 8.5), log_line("train_inner", 8, 8.0), log_line("train_inner", 24, 7.0)]
+    lines += [log_line("valid", update, 6.5) for update in (24, 25, 32)]
+    before, *shown = progress(lines, epochs=3, clock=lambda: next(ticks))
     # One epoch took five seconds; one and a half remain.
     assert shown[1].startswith("epoch   1.50/3  update     24  train  7.000") and "5.00 s/epoch  00:07 left" in shown[1]
+    # An epoch has 16 updates. fairseq logs only the epoch of a validation.
+    assert before.startswith("epoch   in 1/3  update      8  valid")
+    assert [line.split("/")[0] for line in shown[2:]] == ["epoch   1.50", "epoch   1.56", "epoch   2.00"]
 
 
 def test_progress_of_a_translation_is_a_bar(monkeypatch, capsys):

@@ -26,11 +26,19 @@ OUT_OF_MEMORY = "OOM: Ran out of memory"
 """fairseq's message when a GPU runs out of memory. fairseq then skips the batch."""
 
 
-def position(record: Record, updates: int, epochs: int) -> str:
-    """The run's epoch and update, in a constant width."""
-    if epochs:
-        return f"epoch {record.epochs:>6.2f}/{epochs}  update {record.updates:>6}"
-    return f"update {record.updates:>6}/{updates}"
+def position(record: Record, updates: int, epochs: int, interval: Record | None = None) -> str:
+    """The run's epoch and update, in a constant width.
+
+    Args:
+        record: an interval of training, or a validation, for which fairseq logs only the epoch that it is in.
+        interval: for a validation, the last interval of training before it.
+    """
+    if not epochs:
+        return f"update {record.updates:>6}/{updates}"
+    epoch = f"{record.epochs:.2f}" if record.tag == "train_inner" else f"in {record.epochs:.0f}"
+    if interval:
+        epoch = f"{interval.epochs * record.updates / interval.updates:.2f}"
+    return f"epoch {epoch:>6}/{epochs}  update {record.updates:>6}"
 
 
 def progress(
@@ -54,6 +62,7 @@ def progress(
     """
     first: tuple[float, float] | None = None
     translated = bar("translate", sentences, " sentences", hidden=not sentences, prefix="")
+    interval: Record | None = None
     hidden = warned = False
     for line in lines:
         if OUT_OF_MEMORY in line and not warned:
@@ -64,7 +73,7 @@ def progress(
             yield f"Out of memory: {advice}"
         record = parse_line(line)
         if record and record.tag == "train_inner":
-            now = clock()
+            now, interval = clock(), record
             done, whole = (record.epochs, epochs) if epochs else (record.updates, updates)
             first = first or (done, now)
             text = f"{position(record, updates, epochs)}  train {record.bits:6.3f} bits/token  lr {record.lr:.2e}"
@@ -74,7 +83,7 @@ def progress(
                 text += f"  {tqdm.format_interval(pace * max(0, whole - done))} left"
             yield text
         elif record and record.tag == "valid":
-            yield f"{position(record, updates, epochs)}  valid {record.bits:6.3f} bits/token"
+            yield f"{position(record, updates, epochs, interval)}  valid {record.bits:6.3f} bits/token"
         elif HYPOTHESIS.match(line):
             translated.update()
         elif every and BEGIN in line:
