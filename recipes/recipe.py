@@ -176,14 +176,14 @@ class Recipe:
 
     @property
     def command(self) -> str:
-        """The command that made the run, without METHOD and SEED. With other values of them it makes a comparable run.
+        """The command for make that made the run, without METHOD and SEED. With other values it makes a comparable run.
 
         The settings of threads and GPUs are left out, since they may differ from shell to shell.
         """
         left_out = {"METHOD", "SEED", "NODE_RANK", "WATCH", *Machine.model_fields} - {"RUNS"}
         left_out |= {"MASTER"} if self.settings.WHERE == "slurm" else set()
         words = sorted(f"{name}={value}" for name, value in self.values.items() if name not in left_out)
-        return shlex.join(["make", self.target, *words])
+        return shlex.join(["make", self.target, *words]).replace("$", "$$")
 
 
 @functools.cache

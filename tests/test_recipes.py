@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -228,15 +229,16 @@ def test_sentences_end_at_the_edge_of_the_terminal():
 
 
 def test_summary_of_one_run_and_then_of_two(tmp_path):
-    admin = make_run(tmp_path / "admin-cpu-s1", bits=1.5)
+    admin = make_run(tmp_path / "it's $5" / "admin-cpu-s1", bits=1.5)
     run_score(admin)
     alone = run_summary(admin)
+    assert shlex.split(alone.splitlines()[-1])[-1] == str(admin / "model/model.pt")
     assert "100.00" in alone and "Post-LN" not in alone and "make demo METHOD=post-ln SEED=1\n" in alone
     assert all(line in alone for line in REFERENCES)
     about = json.loads((admin / "run.json").read_text())
     assert about["samples"][0]["hypothesis"] == REFERENCES[0] and about["command"] == "make demo METHOD=admin SEED=1"
 
-    post_ln = make_run(tmp_path / "post-ln-cpu-s1", ["at at at"] * 3, bits=5.5)
+    post_ln = make_run(admin.parent / "post-ln-cpu-s1", ["at at at"] * 3, bits=5.5)
     run_score(post_ln, "post-ln", rule="")
     both = run_summary(post_ln, admin)
     (head, scores, *_) = (line.split() for line in both.splitlines()[2:])

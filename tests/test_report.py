@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shlex
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -242,13 +243,16 @@ def test_names_that_a_figure_could_take_for_something_else(tmp_path: Path, capsy
 
 def test_a_folder_without_a_log(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Without a log, the page shows the rest and stderr says so. Without log and checkpoint, there is no report."""
-    bare = tmp_path / "bare"
+    bare = tmp_path / "a run"
     bare.mkdir()
     (bare / "checkpoint_last.pt").symlink_to(folders[0] / "average.pt")
     page = report([bare], tmp_path / "r.html")
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{bare} has no log: found no train.log; expected the output of fairseq-train. Train with" in line
     assert "has no log" in page.text["curves"] and page.source.count("<svg") == 1
+    commands = runs.read_run(bare, "bare").missing
+    assert shlex.split(commands["fold"])[-1] == f"{bare}/fold.txt"
+    assert shlex.split(commands["dependency"])[-1] == f"{bare}/analysis/dependency"
     (bare / "checkpoint_last.pt").unlink()
     message = "has neither a checkpoint (.pt) nor a log of fairseq-train (train.log)"
     assert message in one_line_error(capsys, "report", bare, "-o", tmp_path / "none.html")

@@ -6,6 +6,7 @@ Missing parts stay empty; `Run.missing` says for each, in one line, how to make 
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,13 +87,13 @@ class Run:
     @property
     def missing(self) -> dict[str, str]:
         """For every missing part, a line that says how to make it."""
-        checkpoint = self.checkpoint or "CHECKPOINT"
+        checkpoint, folder = (shlex.quote(str(path)) for path in (self.checkpoint or "CHECKPOINT", self.folder))
         no_log = (
             f"{self.folder} has no log: found no train.log; expected the output of fairseq-train. Train with "
-            f"--log-format json and 2>&1 | tee -a {self.folder}/train.log, or copy the log there."
+            f"--log-format json and 2>&1 | tee -a {folder}/train.log, or copy the log there."
         )
         no_omega = f"{self.model['title']} has no ω." if self.model else f"{self.folder} has no checkpoint."
-        fold = f"fairseq-admin fold {checkpoint} -o model.pt --data DATA | tee {self.folder}/fold.txt"
+        fold = f"fairseq-admin fold {checkpoint} -o model.pt --data DATA | tee {folder}/fold.txt"
         parts: dict[str, tuple[Any, str]] = {
             "curves": (self.log, no_log),
             "scores": (self.score, f"{self.folder} has no score.json, which a recipe writes."),
@@ -101,8 +102,8 @@ class Run:
             "fold": (self.fold, self.unfoldable or f"Not checked: {fold}"),
         }
         for what in ("dependency", "output-change"):
-            analyze = f"fairseq-admin analyze {what} {checkpoint} --data DATA -o {self.folder}/analysis/{what}"
-            parts[what] = (self.analyses.get(what), f"Not measured: mkdir -p {self.folder}/analysis; {analyze}")
+            analyze = f"fairseq-admin analyze {what} {checkpoint} --data DATA -o {folder}/analysis/{what}"
+            parts[what] = (self.analyses.get(what), f"Not measured: mkdir -p {folder}/analysis; {analyze}")
         return {part: text for part, (there, text) in parts.items() if not there}
 
 

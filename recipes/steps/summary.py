@@ -123,7 +123,8 @@ def write(run: Path, others: list[Path], command: str, raw: Path | None = None, 
         for lines in samples(raw, pair, [it.folder for it in runs]):
             text += [f"{name:>{indent}}  {line}" for name, line in zip(labels, lines)] + [""]
         example, program = read_lines(f"{raw}.{source}")[0], Path(sys.executable).with_name("fairseq-admin")
-        following.append(f"echo {shlex.quote(example)} | {os.path.relpath(program)} translate {run}/model/model.pt")
+        translate = shlex.join([os.path.relpath(program), "translate", f"{run}/model/model.pt"])
+        following.append(f"echo {shlex.quote(example)} | {translate}")
     files = ("translations.txt", "model", "model.pt", "average.pt", "checkpoints", "train.log")
     text.append(f"In {run}: {' '.join(name for name in files if (run / name).exists())}")
     text += ["", "What to run next:", *(f"  {line}" for line in following)]
