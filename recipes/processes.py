@@ -106,15 +106,17 @@ def _within(group: subprocess.Popen, work: Callable[[], object]) -> None:
 
 
 @contextmanager
-def passing_on(process: subprocess.Popen) -> Iterator[None]:
-    """Inside the block, forward stop signals to the other process."""
+def passing_on(process: subprocess.Popen) -> Iterator[list[int]]:
+    """Inside the block, forward stop signals to the other process. Yields the list of those that came."""
+    came: list[int] = []
 
-    def pass_on(*_: Any) -> None:
+    def pass_on(number: int, _: Any) -> None:
+        came.append(number)
         process.send_signal(signal.SIGUSR2)
 
     earlier = [(number, signal.signal(number, pass_on)) for number in STOP]
     try:
-        yield
+        yield came
     finally:
         for number, handler in earlier:
             signal.signal(number, handler)
@@ -125,6 +127,7 @@ def plugin(*words: object) -> str:
 
     Raises:
         Failed: the verb failed, and has printed the reason.
+        KeyboardInterrupt: it was asked to stop.
     """
     from fairseq_admin import cli  # imports torch and fairseq, which takes seconds
 
@@ -132,6 +135,8 @@ def plugin(*words: object) -> str:
     with redirect_stdout(printed):
         status = cli.main([str(word) for word in words])
     print(printed.getvalue(), end="", flush=True)
+    if status == INTERRUPTED:
+        raise KeyboardInterrupt
     if status:
         raise Failed(f"fairseq-admin {words[0]} ended with status {status}.")
     return printed.getvalue()
@@ -149,7 +154,7 @@ def stream(command: list[str], log: Path, mode: str = "ab", **shown: int) -> Non
     """
     last_line = "nothing said"
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    with process, passing_on(process), log.open(mode, buffering=0) as out:
+    with process, passing_on(process) as signals, log.open(mode, buffering=0) as out:
 
         def lines() -> Iterator[str]:
             for line in process.stdout or ():
@@ -157,13 +162,16 @@ def stream(command: list[str], log: Path, mode: str = "ab", **shown: int) -> Non
                 yield line.decode("utf-8", "replace")
 
         try:
-            for last_line in progress(lines(), **shown):
-                print(last_line, flush=True)
+            for line in progress(lines(), **shown):
+                print(line, flush=True)
+                last_line = line.strip() or last_line
         except BaseException:  # the reader of our output is gone, or the disk is full: do not go on without a log
             process.kill()
             raise
-    if process.returncode in (INTERRUPTED, *(-number for number in STOP)):
+    if signals or process.returncode in (INTERRUPTED, *(-number for number in STOP)):
         raise KeyboardInterrupt
+    if process.returncode == -signal.SIGKILL:
+        last_line = "it was killed, as the system does when memory runs out."
     if process.returncode:
         failure = Diverged if process.returncode == DIVERGED else Failed
         raise failure(f"{command[2]} ended with status {process.returncode}: {last_line} Its whole output: {log}.")

@@ -15,6 +15,7 @@ from contextlib import suppress
 import pytest
 from conftest import ROOT
 
+from fairseq_admin import cli
 from recipes import processes
 from recipes.steps import guard, records
 from recipes.steps.common import write_lines
@@ -93,18 +94,37 @@ from pathlib import Path
 from recipes.processes import stream, supervise
 from recipes.steps.common import run
 folder = Path(sys.argv[1])
-script = f"trap 'sleep 1; touch {folder}/saved; exit 130' USR2; echo in; while true; do sleep 0.1; done"
+script = f"trap 'sleep 1; touch {folder}/saved; exit {sys.argv[2]}' USR2; echo in; while true; do sleep 0.1; done"
 sys.exit(supervise(lambda: run(lambda: stream(["bash", "-c", script, "-"], folder / "log"))))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
-def test_a_training_saves_before_its_recipe_ends(tmp_path, number):
-    recipe = python(SAVING, tmp_path)
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGUSR2, 1)])
+def test_a_training_saves_before_its_recipe_ends(tmp_path, number, status):
+    """The recipe ends even if the training was at its end already, or failed."""
+    recipe = python(SAVING, tmp_path, status)
     assert recipe.stdout.readline() == "in\n"
     recipe.send_signal(number)
     assert recipe.communicate(timeout=60)[1].splitlines()[-1] == "Interrupted. The same command goes on from here."
     assert recipe.returncode == 130 and (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo 'KeyError: it'; echo; exit 1", "status 1: KeyError: it Its whole output: "),
+        ("echo 'update 7'; kill -KILL $$", "status -9: it was killed, as the system does when memory runs out. Its "),
+    ],
+)
+def test_a_command_that_fails_says_why_in_its_last_words(tmp_path, script, reason):
+    with pytest.raises(processes.Failed, match=reason):
+        processes.stream(["bash", "-c", script], tmp_path / "log")
+
+
+def test_a_verb_that_is_asked_to_stop_stops_the_recipe(monkeypatch):
+    monkeypatch.setattr(cli, "main", lambda words: cli.INTERRUPTED)
+    with pytest.raises(KeyboardInterrupt):
+        processes.plugin("analyze", "dependency")
 
 
 def gone(process: int) -> bool:

@@ -101,6 +101,19 @@ def test_processes_that_load_batches_are_quiet(tmp_path):
     assert conftest.run_process(_second_epoch, log=tmp_path / "log", timeout=60) == (0, "")
 
 
+@pytest.mark.slow
+def test_processes_that_load_batches_outlive_a_signal_to_stop(corpus, tmp_path):
+    """Slurm sends SIGTERM to every process of a training. What remains of the update needs its batches."""
+    options = ["--num-workers", 2, "--max-tokens", 30, "--max-update", 60, "--disable-validation", "--no-save"]
+    process = started(corpus, tmp_path, *options)
+    assert any("num_updates=3," in line for line in process.stdout)
+    loaders = [int(pid) for pid in subprocess.check_output(["pgrep", "-P", str(process.pid)], text=True).split()]
+    for pid in loaders:
+        os.kill(pid, signal.SIGTERM)
+    rest = process.stdout.read()
+    assert loaders and process.wait(300) == 0, rest
+
+
 def _spawning(arguments: list[str], log: Path) -> None:
     """Run two processes that fairseq spawns, as with two GPUs."""
     torch.cuda.device_count = lambda: 2
@@ -190,8 +203,8 @@ def test_all_nodes_go_on_from_the_checkpoint_that_the_first_one_finds(tmp_path, 
 
 def test_the_newest_is_the_longest_trained(tmp_path):
     assert newest(tmp_path) is None and reached(None) == 0
-    order = ["checkpoint1.pt", "checkpoint_2_90.pt", "checkpoint_2_100.pt", "checkpoint_stopped_2_107.pt"]
-    order += ["checkpoint2.pt", "checkpoint_10_500.pt"]
+    order = ["checkpoint1.pt", "checkpoint_2_90.pt", "checkpoint_2_100.pt", "checkpoint_stopped_2_100.pt"]
+    order += ["checkpoint_stopped_2_107.pt", "checkpoint2.pt", "checkpoint_10_500.pt"]
     for age, name in enumerate(order):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (0, -age))  # as after a copy without timestamps
@@ -199,4 +212,4 @@ def test_the_newest_is_the_longest_trained(tmp_path):
     for name in ("checkpoint_best.pt", "checkpoint_last.pt", "checkpoint_11_900.pt.tmp", "average.pt"):
         (tmp_path / name).touch()
     assert newest(tmp_path) == tmp_path / order[-1]
-    assert [reached(tmp_path / name) for name in order] == [0, 90, 100, 107, 0, 500]
+    assert [reached(tmp_path / name) for name in order] == [0, 90, 100, 100, 107, 0, 500]

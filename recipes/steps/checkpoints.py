@@ -14,11 +14,11 @@ NUMBERED = re.compile(r"checkpoint_?(?:stopped_)?(\d+)(?:_(\d+))?\.pt")
 
 
 def newest(folder: Path) -> Path | None:
-    """The numbered checkpoint that was trained longest. The files' times do not count."""
+    """The numbered checkpoint that was trained longest; of two equals, that of a stop. Files' times do not count."""
 
-    def trained(path: Path) -> tuple[int, float]:
+    def trained(path: Path) -> tuple[int, float, bool]:
         epoch, update = NUMBERED.fullmatch(path.name).groups()  # type: ignore[union-attr]
-        return int(epoch), float(update or "inf")
+        return int(epoch), float(update or "inf"), "stopped" in path.name
 
     return max((path for path in folder.glob("*.pt") if NUMBERED.fullmatch(path.name)), key=trained, default=None)
 

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import fairseq_cli.train
+from fairseq import checkpoint_utils
 from fairseq.trainer import Trainer
 
 from recipes.steps.common import STOP
 
 CHECKPOINTS = "checkpoint_stopped_*.pt"
-REQUEST, THRESHOLD = 1e12, 1e9
-"""Seconds added to the training time of a process that received a signal; seconds that no other time exceeds."""
 
 
 class Stopped(Exception):
@@ -28,26 +27,39 @@ class Stopped(Exception):
 class StoppableTrainer(Trainer):
     """fairseq's trainer, in which all processes of a training stop after the same update.
 
-    In every update, fairseq sums the training time over all processes. A request to stop is added to that sum, so it
-    needs no extra communication.
+    In every update and validation, fairseq sums statistics over all processes. The requests to stop are one more term,
+    so they need no extra communication, and no checkpoint contains them.
     """
 
     requested = False
+    requests: Any = 0
 
-    def _local_cumulative_training_time(self) -> float:
-        return super()._local_cumulative_training_time() + REQUEST * StoppableTrainer.requested
+    @property
+    def stopping(self) -> bool:
+        return bool(self.requests if self.data_parallel_world_size > 1 else StoppableTrainer.requested)
+
+    def _aggregate_logging_outputs(self, logging_outputs: Any, *summed: Any, ignore: bool = False) -> tuple[Any, Any]:
+        summed = (*summed, float(StoppableTrainer.requested))
+        outputs, (*sums, self.requests) = super()._aggregate_logging_outputs(logging_outputs, *summed, ignore=ignore)
+        return outputs, sums
+
+    def load_checkpoint(self, *args: Any, **options: Any) -> Any:
+        state = super().load_checkpoint(*args, **options)
+        if self._previous_training_time > 1e9:  # up to version 0.3.0, a request was 1e12 s of training time
+            self._previous_training_time %= 1e6
+        return state
 
     def save_before_stop(self, batches: Any) -> None:
-        StoppableTrainer.requested, self._cumulative_training_time = False, None  # the checkpoint holds the true time
         folder = Path(self.cfg.checkpoint.save_dir)
-        earlier = list(folder.glob(CHECKPOINTS))
         path = folder / f"checkpoint_stopped_{batches.epoch}_{self.get_num_updates()}.pt"
+        state = {"train_iterator": batches.state_dict(), "val_loss": None}
+        if hasattr(checkpoint_utils.save_checkpoint, "best"):
+            state["best"] = checkpoint_utils.save_checkpoint.best
         self.consolidate_optimizer()
-        self.save_checkpoint(str(path), {"train_iterator": batches.state_dict(), "val_loss": None})
+        self.save_checkpoint(str(path), state)
         if self.should_save_checkpoint_on_current_rank:
-            for old in set(earlier) - {path}:
+            for old in set(folder.glob(CHECKPOINTS)) - {path}:
                 old.unlink()
-        StoppableTrainer.requested = True
 
 
 def _stopping(validate_and_save: Callable) -> Callable:
@@ -55,7 +67,7 @@ def _stopping(validate_and_save: Callable) -> Callable:
 
     def stopping(cfg: Any, trainer: Any, task: Any, batches: Any, *options: Any) -> Any:
         losses, is_last = validate_and_save(cfg, trainer, task, batches, *options)
-        if not is_last and trainer.cumulative_training_time() > THRESHOLD:
+        if not is_last and trainer.stopping:
             trainer.save_before_stop(batches)
             raise Stopped
         return losses, is_last

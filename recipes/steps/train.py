@@ -13,6 +13,7 @@ It ignores --profile and --use-plasma-view, and differs from fairseq-train in fi
 - --bf16 trains on a GPU. fairseq-train takes it as a request for a TPU, and fails without one.
 - A process that loads batches (--num-workers) does not collect the garbage that it inherits. The garbage includes
   the processes of earlier epochs; if the new process collected those, torch would print tracebacks into the log.
+  It ignores SIGTERM, which Slurm sends to every process: without it, the update would fail that has to be finished.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import signal
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing import popen_fork
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,7 @@ from fairseq.distributed.utils import call_main
 
 from recipes.steps import early_stop
 from recipes.steps.checkpoints import newest, reached
-from recipes.steps.common import INTERRUPTED
+from recipes.steps.common import INTERRUPTED, STOP
 from recipes.steps.guard import await_files
 
 
@@ -75,20 +78,26 @@ def agreed_checkpoint(folder: Path) -> Path | None:
     return checkpoint[0]
 
 
+def _loading() -> None:
+    """Prepare a process that loads batches."""
+    gc.freeze()
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
+
+
 def train(cfg: Any, **options: Any) -> None:
     """Train. fairseq calls this function in every process that it starts."""
     early_stop.install()
     checkpoint_utils.save_checkpoint = _numbering(checkpoint_utils.save_checkpoint)
-    os.register_at_fork(after_in_child=gc.freeze)
+    os.register_at_fork(after_in_child=_loading)
+    popen_fork.Popen.terminate = popen_fork.Popen.kill  # type: ignore[method-assign]  # it ends what ignores SIGTERM
     checkpoint = None
     if cfg.checkpoint.restore_file == "checkpoint_last.pt":
         checkpoint = agreed_checkpoint(Path(cfg.checkpoint.save_dir))
     if checkpoint:
-        if 0 < cfg.optimization.max_update <= reached(checkpoint):
-            return
         cfg.checkpoint.restore_file, cfg.checkpoint.finetune_from_model = str(checkpoint), None
     with suppress(early_stop.Stopped):
-        fairseq_train(cfg, **options)
+        if not checkpoint or not 0 < cfg.optimization.max_update <= reached(checkpoint):
+            fairseq_train(cfg, **options)
         early_stop.finish(Path(cfg.checkpoint.save_dir))
 
 
