@@ -166,7 +166,7 @@ class Pipeline:
             title=f"train: {self.length} {self.unit}, each of {self.machine}",
         )  # fmt: skip
         words = (folder / "checkpoints", "--by", self.unit, "--last", s.AVERAGE, "-o", self.average)
-        average = partial(plugin, "average", *words, "--data", self.text.binary)
+        average = partial(self._average, *words, "--data", self.text.binary)
         averaging = {"average": str(s.AVERAGE), "of": self.unit}
         yield Step("average", folder, (self.average,), average, (self.trained,), averaging)
         yield Step("model", folder, (self.final,), self._finish, (self.average,))
@@ -256,6 +256,16 @@ class Pipeline:
             self.trained.touch()
 
     # -- average, model, scores ----------------------------------------------------------------------------------------
+
+    def _average(self, *words: object) -> None:
+        """Average the last checkpoints. If one is damaged, the next start trains it again."""
+        try:
+            plugin("average", *words)
+        except Failed as error:
+            if any(map(checkpoints.damage, checkpoints.numbered(self.folder / "checkpoints"))):
+                self.trained.unlink()
+                raise Failed(f"{error} The same command trains the damaged checkpoint again.") from None
+            raise
 
     def _finish(self) -> None:
         """Write the final model: folded, or a copy of the average. Folding compares both on the validation set."""

@@ -196,6 +196,29 @@ def test_a_training_that_is_stopped_while_it_validates_or_saves_goes_on(demo):
     assert demo.facts() == whole
 
 
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_named_and_an_older_one_taken(demo):
+    """Here, the older one is of version 0.3.0, which stored a request to stop as training time, and never got on."""
+    demo.begin("trained")
+    whole, last = demo.facts(), demo.run / "checkpoints/checkpoint3.pt"
+    os.truncate(last, 0)
+    status, printed = demo.start("demo-average")
+    assert status == 2 and f"{last} is not a checkpoint" in printed and "Traceback" not in printed
+    assert "The same command trains the damaged checkpoint again." in printed
+    middle = demo.run / "checkpoints/checkpoint_3_40.pt"
+    with middle.open("r+b") as file:
+        file.seek(middle.stat().st_size // 2)
+        file.write(bytes(2000))
+    state = torch.load(older := demo.run / "checkpoints/checkpoint2.pt", weights_only=False)
+    state["extra_state"]["previous_training_time"] = 1e12 + 7
+    torch.save(state, older)
+    printed = done(demo, "demo-train")
+    assert f"{last} is damaged (File is not a zip file). Training goes on from checkpoint2.pt." in printed
+    assert re.search(rf"{re.escape(str(middle))} is damaged \(.+\)\. Training goes on from checkpoint2\.pt\.", printed)
+    assert demo.facts() == whole
+    assert 7 < torch.load(last, weights_only=False)["extra_state"]["previous_training_time"] < 9999
+
+
 STEPS = [
     (r"^os\.rename .*average\.pt", signal.SIGINT, False),
     (r"^os\.mkdir .*model/model\.pt", signal.SIGTERM, True),

@@ -17,6 +17,7 @@ from conftest import ROOT, TRAIN, names
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader
 
+from fairseq_admin.errors import AdminError
 from recipes import recipe
 from recipes.steps import guard, train
 from recipes.steps.checkpoints import newest, reached
@@ -192,6 +193,7 @@ def test_all_nodes_go_on_from_the_checkpoint_that_the_first_one_finds(tmp_path, 
         objects[src] = first
 
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
     monkeypatch.setattr(guard, "NFS_WAIT", 0)
     for first in (tmp_path / "checkpoint_1_50.pt", None):
@@ -199,6 +201,20 @@ def test_all_nodes_go_on_from_the_checkpoint_that_the_first_one_finds(tmp_path, 
     first = tmp_path / "checkpoint_1_150.pt"
     with pytest.raises(ValueError, match="checkpoint_1_150.pt: another node has it, and this one did not see it"):
         train.agreed_checkpoint(tmp_path)
+    first = AdminError("all are damaged")
+    with pytest.raises(AdminError, match="all are damaged"):
+        train.agreed_checkpoint(tmp_path)
+
+
+def test_a_checkpoint_last_that_was_cut_short_is_named(run, corpus, tmp_path):
+    given = ["recipes.steps.train", corpus, *TRAIN, "--save-dir", tmp_path / "run", "--max-update", 2]
+    assert run(*given).status == 0
+    last = tmp_path / "run/checkpoint_last.pt"
+    os.truncate(last, 9999)
+    done = run(*given)
+    assert done.status == 2 and "Traceback" not in done.output and last.stat().st_size == 9999
+    assert done.output.endswith("and no older checkpoint is whole. Copy it again, or remove it to begin again.\n")
+    assert f"{last} is damaged (File is not a zip file)" in done.output
 
 
 def test_the_newest_is_the_longest_trained(tmp_path):

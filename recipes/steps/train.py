@@ -4,9 +4,9 @@
 
 It ignores --profile and --use-plasma-view, and differs from fairseq-train in five ways:
 
-- It goes on from the newest checkpoint in --save-dir (checkpoints.py), and does nothing if that checkpoint has reached
-  --max-update. The first process chooses the checkpoint, since other nodes of a network file system may see an older
-  listing.
+- It goes on from the newest whole checkpoint in --save-dir (checkpoints.py), and does nothing if that checkpoint has
+  reached --max-update. The first process chooses the checkpoint, since other nodes of a network file system may see an
+  older listing.
 - It stops early on SIGTERM or SIGUSR2 (early_stop.py), with a checkpoint and exit status 130.
 - It writes a checkpoint every --save-interval-updates updates, even if that update ends an epoch. fairseq-train writes
   only the epoch's checkpoint then, which the recipes have switched off.
@@ -35,8 +35,9 @@ from fairseq import checkpoint_utils, options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed.utils import call_main
 
+from fairseq_admin.errors import AdminError
 from recipes.steps import early_stop
-from recipes.steps.checkpoints import newest, reached
+from recipes.steps.checkpoints import newest_whole, reached
 from recipes.steps.common import INTERRUPTED, STOP
 from recipes.steps.guard import await_files
 
@@ -66,14 +67,23 @@ def _numbering(save: Callable) -> Callable:
 
 
 def agreed_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that the first process sees.
+    """The newest whole checkpoint that the first process sees.
 
     Raises:
+        AdminError: all are damaged.
         ValueError: this node does not see that checkpoint.
     """
-    checkpoint = [newest(folder)]
-    if torch.distributed.is_initialized():
-        torch.distributed.broadcast_object_list(checkpoint, src=0)
+    if not torch.distributed.is_initialized():
+        return newest_whole(folder)
+    checkpoint: list[Any] = [None]
+    if torch.distributed.get_rank() == 0:
+        try:
+            checkpoint = [newest_whole(folder)]
+        except AdminError as error:
+            checkpoint = [error]
+    torch.distributed.broadcast_object_list(checkpoint, src=0)
+    if isinstance(checkpoint[0], AdminError):
+        raise checkpoint[0]
     await_files(path for path in checkpoint if path)
     return checkpoint[0]
 
