@@ -6,6 +6,7 @@ import argparse
 import copy
 import shutil
 from argparse import Namespace
+from dataclasses import make_dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,11 +17,14 @@ import torch
 from conftest import TRAIN, Run, generate, run_module
 from fairseq.models import build_model
 from fairseq.models.roberta import RobertaModel
-from fairseq.models.transformer import TransformerModel
+from fairseq.models.transformer import TransformerConfig, TransformerModel
+from fairseq.options import get_args
+from fairseq.tasks.online_backtranslation import OnlineBackTranslationTask
 from fairseq.tasks.translation import TranslationConfig
 from omegaconf import OmegaConf
 
 from fairseq_admin import MaskedLMAdminModel, TransformerAdminModel, TransformerLMAdminModel
+from fairseq_admin.architectures.config import AdminOptions, TransformerAdminConfig, TransformerLMAdminConfig
 from fairseq_admin.checkpoints import files
 from fairseq_admin.errors import AdminError
 from fairseq_admin.method import provenance
@@ -52,6 +56,39 @@ def test_partial_namespace(arch: type, parsed: bool) -> None:
     model = arch.build_model(args, task())
     assert not model.profiled and model.cfg.admin_scheme == "admin" and model.cfg.admin_profile_tokens == 8192
     assert model.cfg.dropout == 0.1
+
+
+@pytest.mark.parametrize(
+    "arch, config",
+    [
+        (TransformerAdminModel, TransformerAdminConfig),
+        (TransformerLMAdminModel, TransformerLMAdminConfig),
+        (MaskedLMAdminModel, make_dataclass("Masked", [(name, int, 0) for name in SIZES], bases=(AdminOptions,))),
+    ],
+)
+def test_a_namespace_a_dataclass_and_omegaconf_build_the_same_model(arch: type, config: type) -> None:
+    """A dataclass has options that stand for those of the trainer and the task, which are missing here."""
+    known = config.__dataclass_fields__.keys()
+    options = {name: size for name, size in SIZES.items() if name in known} | {"admin_monitor": 7}
+    forms: list[object] = [Namespace(**options), config(**options), OmegaConf.create(options)]
+    forms.append(OmegaConf.structured(forms[1]))
+    built, states = [], []
+    for form in forms:
+        torch.manual_seed(1)
+        built.append(arch.build_model(form, task()))
+        states.append({name: tensor for name, tensor in built[-1].state_dict().items() if "_float_tensor" not in name})
+    for model, state in zip(built, states):
+        assert vars(model.cfg) == vars(built[0].cfg) and model.monitor.every == 7
+        assert state.keys() == states[0].keys() and all(torch.equal(state[name], states[0][name]) for name in state)
+    assert forms[:2] == [Namespace(**options), config(**options)], "left unchanged"
+
+
+def test_fairseqs_nested_config() -> None:
+    cfg = TransformerConfig.from_namespace(Namespace(**SIZES, dropout=0.3))
+    for form in (cfg, OmegaConf.structured(cfg), OmegaConf.create({"encoder": {"layers": 1}, "dropout": 0.3})):
+        model = TransformerAdminModel.build_model(form, task())
+        assert model.cfg.dropout == 0.3 and model.cfg.decoder.embed_dim == model.cfg.encoder.embed_dim
+        assert len(model.encoder.layers) == model.cfg.encoder.layers == form.encoder.layers
 
 
 def test_masked_model_under_hydra() -> None:
@@ -156,6 +193,28 @@ def test_online_backtranslation(corpus: Path, tmp_path: Path) -> None:
     (data / "dict.txt").write_text("__a__ 1\n__b__ 1\n" + (corpus / "dict.a.txt").read_text())
     options = "--task online_backtranslation --mono-langs a,b --valid-lang-pairs a-b --share-all-embeddings".split()
     check_trained(train(data, folder, *options), folder)
+
+
+@pytest.mark.parametrize("arch", ["transformer_admin", "transformer_admin_tiny"])
+def test_online_backtranslation_from_python(corpus: Path, tmp_path: Path, arch: str) -> None:
+    """As in fairseq's tests, one Namespace has the options of the task and of the model."""
+    for path in corpus.glob("valid.a-b.*"):
+        shutil.copy(path, tmp_path)
+    shutil.copy(corpus / "dict.a.txt", tmp_path / "dict.txt")
+    options = {"mono_langs": "a,b", "valid_lang_pairs": "a-b", "tokens_per_sample": 256}
+    options |= {"decoder_input_dim": 16, "decoder_output_dim": 16}  # the preset has set those of its own width
+    args = get_args(tmp_path, task="online_backtranslation", arch=arch, **options, **SIZES)
+    backtranslation = OnlineBackTranslationTask.setup_task(args)
+    model = backtranslation.build_model(args)
+    assert len(model.encoder.layers) == 2 and len(backtranslation.load_dataset("valid")) == 40
+    begin = {language: backtranslation.dictionary.index(f"__{language}__") for language in "ab"}
+    tokens = torch.tensor([[begin["b"], 9, 8, 7]] * 2)
+    sample = {
+        "net_input": {"src_tokens": tokens, "prev_output_tokens": tokens, "src_lengths": torch.tensor([4, 4])},
+        "target": tokens[:, 1:],
+    }
+    backtranslation.backtranslate_sample(sample, "b", "a")
+    assert sample["net_input"]["src_tokens"][0][0] == begin["a"] and sample["target"][0].tolist() == [9, 8, 7]
 
 
 MOE = "--task translation_moe --method hMoElp --mean-pool-gating-network --num-experts 3 --share-all-embeddings"

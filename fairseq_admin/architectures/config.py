@@ -3,16 +3,17 @@
 import contextlib
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, make_dataclass
-from typing import Any, List, Optional, Type
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
+from enum import Enum
+from typing import Any, List, Optional, Type, TypeAlias
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.roberta.model import base_architecture
-from fairseq.models.transformer import TransformerConfig
+from fairseq.models.transformer import DEFAULT_MAX_SOURCE_POSITIONS, DEFAULT_MAX_TARGET_POSITIONS, TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from fairseq.tasks import FairseqTask
 from omegaconf import II, DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError
+from omegaconf.errors import ConfigKeyError, InterpolationKeyError, MissingMandatoryValue
 
 from ..method.schemes import FFN_LAWS, SCHEMES, SIDES
 
@@ -126,6 +127,10 @@ class DeeperOptions(FairseqDataclass):
     )
 
 
+ModelOptions: TypeAlias = Namespace | DictConfig | FairseqDataclass
+"""Options of a model, as fairseq and its tasks give them."""
+
+
 def fill(args: Namespace | DictConfig, **defaults: object) -> None:
     """Set every option of `args` that is missing or None, in place.
 
@@ -152,12 +157,15 @@ def fill_sizes(
 ) -> None:
     """Set every missing size of a translation model, in place. A missing decoder width becomes equal to the encoder's.
 
+    The longest inputs are sizes, too: a task whose options are the model's reads them (online_backtranslation).
+
     Args:
         args: options.
         encoder_layers, decoder_layers: the preset's depths, if they differ.
         sizes: the preset's other sizes that differ from `TRANSFORMER`, of both stacks.
     """
     fill(args, encoder_layers=encoder_layers, decoder_layers=decoder_layers)
+    fill(args, max_source_positions=DEFAULT_MAX_SOURCE_POSITIONS, max_target_positions=DEFAULT_MAX_TARGET_POSITIONS)
     _fill_stack(args, "encoder", {**TRANSFORMER, **sizes})
     widths = {"embed_dim": args.encoder_embed_dim, "ffn_embed_dim": args.encoder_ffn_embed_dim}
     fill_decoder(args, **{**sizes, **widths})
@@ -204,31 +212,50 @@ def plain_options(section: Any) -> dict[str, Any]:
     """Copy options as plain values.
 
     Args:
-        section: a Namespace, a config of omegaconf's, a mapping, or None.
+        section: a Namespace, a dataclass, a config of omegaconf's, a mapping, or None.
 
     Returns:
-        A new dict; empty for None.
+        A new dict; empty for None. An option that stands for another section's ("${optimization.update_freq}") is left
+        out if that section is not there.
     """
     if isinstance(section, Namespace):
         return dict(vars(section))
-    if OmegaConf.is_config(section):
-        return dict(OmegaConf.to_container(section, resolve=True, enum_to_str=True))  # type: ignore[arg-type]
-    return dict(section or {})
+    if is_dataclass(section):
+        return {name: value for name, value in vars(section).items() if not str(value).startswith("${")}
+    if not OmegaConf.is_config(section):
+        return dict(section or {})
+    options = {}
+    for name in section:
+        with contextlib.suppress(InterpolationKeyError, MissingMandatoryValue):
+            options[name] = _plain(section[name])
+    return options
 
 
-def _copied(cfg: Namespace | DictConfig) -> Namespace:
-    args = Namespace(**plain_options(cfg))
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.name
+    if OmegaConf.is_dict(value):
+        return plain_options(value)
+    return OmegaConf.to_container(value, resolve=True, enum_to_str=True) if OmegaConf.is_list(value) else value
+
+
+def _copied(cfg: ModelOptions) -> Namespace:
+    options = plain_options(cfg)
+    for group in (*SIDES, "quant_noise"):  # those of fairseq's TransformerConfig are nested
+        inner = plain_options(options.pop(group, None))
+        options |= {f"{group}_{name}": value for name, value in inner.items()}
+    args = Namespace(**options)
     _fill_admin(args)
     if getattr(args, "offload_activations", False):  # as in fairseq's presets: only recomputation uses offloaded inputs
         args.checkpoint_activations = True
     return args
 
 
-def flat_translation(cfg: Namespace | DictConfig) -> Namespace:
+def flat_translation(cfg: ModelOptions) -> Namespace:
     """Complete the options of a translation model.
 
     Args:
-        cfg: a Namespace or DictConfig, left unchanged.
+        cfg: a Namespace, DictConfig or dataclass, left unchanged.
 
     Returns:
         The completed copy.
@@ -238,11 +265,11 @@ def flat_translation(cfg: Namespace | DictConfig) -> Namespace:
     return args
 
 
-def flat_decoder(cfg: Namespace | DictConfig) -> Namespace:
+def flat_decoder(cfg: ModelOptions) -> Namespace:
     """Complete the options of a language model, as fairseq's `transformer_lm` reads them.
 
     Args:
-        cfg: a Namespace or DictConfig, left unchanged.
+        cfg: a Namespace, DictConfig or dataclass, left unchanged.
 
     Returns:
         The completed copy.
@@ -256,11 +283,11 @@ def flat_decoder(cfg: Namespace | DictConfig) -> Namespace:
     return args
 
 
-def flat_encoder(cfg: Namespace | DictConfig, task: FairseqTask) -> Namespace:
+def flat_encoder(cfg: ModelOptions, task: FairseqTask) -> Namespace:
     """Complete the options of a masked language model, as fairseq's RoBERTa reads them.
 
     Args:
-        cfg: a Namespace or DictConfig, left unchanged.
+        cfg: a Namespace, DictConfig or dataclass, left unchanged.
         task: fairseq's task, which knows the longest input.
 
     Returns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fairseq.dataclass import FairseqDataclass
@@ -34,6 +35,11 @@ def refuse_fully_sharded(args: Namespace) -> None:
         )
 
 
+def _preset(fill: Callable[..., None], sizes: dict[str, int], args: Namespace) -> None:
+    refuse_fully_sharded(args)
+    fill(args, **sizes)
+
+
 def register_presets(name: str, model: type, fill: Callable[..., None], **presets: dict[str, int]) -> None:
     """Register a model's presets with fairseq, and as choices of hydra's group `model`.
 
@@ -47,14 +53,9 @@ def register_presets(name: str, model: type, fill: Callable[..., None], **preset
     """
     assert MODEL_REGISTRY[name] is model, f"another plugin took the name {name}"
     for arch, sizes in presets.items():
-
-        def preset(args: Namespace, sizes: dict[str, int] = sizes) -> None:
-            refuse_fully_sharded(args)
-            fill(args, **sizes)
-
-        register_model_architecture(name, arch)(preset)
+        register_model_architecture(name, arch)(partial(_preset, fill, sizes))
         options: Any = MODEL_DATACLASS_REGISTRY.get(name, FairseqDataclass)()
         options._name = arch
         ConfigStore.instance().store(arch, options, group="model", provider="fairseq_admin")
     if name not in presets:  # under the model's own name, fairseq registered an empty preset
-        ARCH_CONFIG_REGISTRY[name] = refuse_fully_sharded
+        ARCH_CONFIG_REGISTRY[name] = partial(_preset, fill, {})
