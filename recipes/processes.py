@@ -142,7 +142,7 @@ def plugin(*words: object) -> str:
     return printed.getvalue()
 
 
-def stream(command: list[str], log: Path, mode: str = "ab", **shown: int) -> None:
+def stream(command: list[str], log: Path, mode: str = "ab", **shown: Any) -> None:
     """Run a command of fairseq, write its output to a file, and show a short form of it.
 
     Args:
@@ -234,10 +234,11 @@ class Job:
         return self.folder / "job.log"
 
     def last_line(self) -> str:
-        """The last line of its output."""
+        """The last line of its output. Slurm's own lines, which follow the program's, do not count."""
         if not self.log.exists():  # a cluster may end a job before it begins
             return "no output."
-        return "".join(self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:])
+        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return next((line for line in reversed(lines) if not line.startswith(("srun: ", "slurmstepd: "))), "no output.")
 
 
 def run_jobs(jobs: Sequence[Job], parallel: int, devices: Sequence[str]) -> Iterator[tuple[Job, int]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -20,8 +21,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from pydantic import BaseModel, PositiveFloat, PositiveInt
@@ -39,6 +41,10 @@ WARNING_SECONDS = 300
 """Longest time before the time limit at which Slurm signals a job to save its work."""
 MAX_REQUEUES = 1000
 """How often a job that was ended early is put back into the queue."""
+LIMIT = re.compile(r"Partition\w*(Config|Limit)|PerJob")
+"""Reasons for which Slurm never begins a job."""
+ABOVE = {"TIMEOUT": "hours", "OUT_OF_MEMORY": "memory"}
+"""Settings of slurm.yaml, by the state of a job that needed more of them."""
 LOADERS = 2
 """Processes that load batches for each GPU (fairseq's --num-workers)."""
 BODY = """
@@ -142,12 +148,37 @@ def output_of(*command: str | Path) -> str:
     return done.stdout
 
 
-def queued() -> dict[Path, list[tuple[str, str]]]:
-    """The user's jobs in Slurm's queue: the id and state of each job, by the path of its script."""
-    scripts: dict[Path, list[tuple[str, str]]] = {}
-    for line in output_of("squeue", "--me", "--array", "--noheader", "--format=%F %T %o").splitlines():
-        number, state, script = line.split(maxsplit=2)
-        scripts.setdefault(Path(script), []).append((number, state))
+class Entry(NamedTuple):
+    """A job in Slurm's queue. `reason` says why it waits or why it ended; `after` is its dependency."""
+
+    number: str
+    state: str
+    reason: str
+    after: str
+
+    def __str__(self) -> str:
+        state = self.state.lower().replace("_", " ")
+        return state if self.reason == "None" else f"{state} ({self.reason})"
+
+    def end(self, job: Job) -> str:
+        """How the job ended: its own last line, after Slurm's state unless it succeeded."""
+        if self.reason == "DependencyNeverSatisfied":
+            return f"cancelled, since job {''.join(re.findall('[0-9]+', self.after)[:1])} failed"
+        if self.state == "COMPLETED":
+            return job.last_line()
+        advice = f" Give more {ABOVE[self.state]}: in slurm.yaml." if self.state in ABOVE else ""
+        return f"job {self.number} {self}: {job.last_line()}{advice}"
+
+
+def queued(*options: str) -> dict[Path, list[Entry]]:
+    """The user's jobs in Slurm's queue, by the path of their script. With --states=all, also those that have ended.
+
+    Slurm forgets a job some time after its end, usually five minutes.
+    """
+    scripts: dict[Path, list[Entry]] = {}
+    for line in output_of("squeue", "--me", "--array", "--noheader", "--format=%F|%T|%r|%E|%o", *options).splitlines():
+        *cells, script = line.split("|", 4)
+        scripts.setdefault(Path(script), []).append(Entry(*cells))
     return scripts
 
 
@@ -183,28 +214,45 @@ def make(work: Any, goal: str) -> None:
         queue = queued()
         for job in jobs:
             if job.script in queue:
-                after, state = queue[job.script][0]
-                print(f"job {after}: {job.name}, in the queue already, {state.lower()}", flush=True)
+                after = queue[job.script][0].number
+                print(f"job {after}: {job.name}, in the queue already, {queue[job.script][0]}", flush=True)
             else:
                 write_script(job.script, [job], 0, job.needs, slurm)
                 before, after = after, submit(job.script, after)
-                print(f"job {after}: {job.name}, {job.needs}{f', after {before}' if before else ''}; output: {job.log}")
+                needs = replace(job.needs, hours=slurm.hours or job.needs.hours)
+                print(f"job {after}: {job.name}, {needs}{f', after {before}' if before else ''}; output: {job.log}")
             ids.append(after)
     print(f"This shell may end. squeue --me shows the jobs, scancel {' '.join(ids)} ends them, WATCH=1 waits for them.")
+    scripts = {job.script for job in jobs}
     if not work.settings.WATCH:
+        print(states(scripts))
         raise SystemExit
-    watch({job.script for job in jobs})
+    watch(scripts)
+    entries = queued("--states=all")
     for job in jobs:
-        print(f"{job.name}: {job.last_line()}", flush=True)
+        last = max(entries.get(job.script, []), key=lambda entry: int(entry.number), default=None)
+        print(f"{job.name}: {last.end(job) if last else job.last_line()}", flush=True)
     if not work.is_done(goal):
-        raise ValueError(f"Not complete. All output: {', '.join(str(job.log) for job in jobs)}.")
+        logs = ", ".join(dict.fromkeys(str(job.log) for job in jobs))
+        raise ValueError(f"Not complete. All output: {logs}.")
+
+
+def states(scripts: Collection[Path]) -> str:
+    """How many jobs of the scripts are in each state, and why they wait; empty if none is in the queue."""
+    entries = [entry for path, rows in queued().items() if path in scripts for entry in rows]
+    text = ", ".join(f"{count} {state}" for state, count in sorted(Counter(map(str, entries)).items()))
+    if above := [entry.number for entry in entries if LIMIT.search(entry.reason)]:
+        text += (
+            f". Slurm never begins job {above[0]}, since its partition or account allows less: give other hours:, "
+            f"partition: or account: in slurm.yaml, or fewer NODES=, scancel {above[0]}, and run again"
+        )
+    return text
 
 
 def watch(scripts: Collection[Path]) -> None:
     """Wait until none of the scripts is in the queue, and log how many jobs are in each state."""
     shown = ""
-    while states := [state.lower() for path, rows in queued().items() if path in scripts for _, state in rows]:
-        text = ", ".join(f"{count} {state}" for state, count in sorted(Counter(states).items()))
+    while text := states(scripts):
         if text != shown:
             log.info("%s  %s", time.strftime("%H:%M:%S"), text)
         shown = text

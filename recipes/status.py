@@ -8,20 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from recipes.processes import Job
 from recipes.recipe import collect
 from recipes.steps.checkpoints import furthest
-from recipes.steps.guard import locked
-
-
-def holder(guard: Path) -> str:
-    """The process that holds a lock; empty if the lock is free."""
-    name = guard.read_text(encoding="utf-8")
-    try:
-        with locked(guard, wait=False):
-            guard.write_text(name, encoding="utf-8")  # `locked` has written this process's name
-            return ""
-    except ValueError:
-        return name or "another process"
+from recipes.steps.guard import holder
 
 
 def state(run: Path) -> str:
@@ -34,7 +24,8 @@ def state(run: Path) -> str:
     for unit in ("updates", "epochs"):
         if count := furthest(run, unit):
             return f"stopped after {count} {unit}"
-    return "stopped before its first checkpoint"
+    job = Job("", (), run)
+    return f"stopped before its first checkpoint{f': {job.last_line()}' if job.log.exists() else ''}"
 
 
 def lines(words: list[str]) -> Iterator[str]:

@@ -23,7 +23,7 @@ from recipes.recipe import Recipe
 from recipes.settings import Multi30k
 from recipes.steps import checkpoints, records, results, summary
 from recipes.steps.common import replacing, write_lines
-from recipes.steps.guard import await_files, exclusive_folder
+from recipes.steps.guard import await_files, exclusive_folder, holder
 from recipes.steps.table import digest
 
 log = logging.getLogger(__name__)
@@ -251,9 +251,17 @@ class Pipeline:
         (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         node = f"-node{self.machine.node}" if self.machine.node else ""
         shown = {self.unit: self.length, "smaller_batch": self.machine.smaller_batch, "every": self.settings.LOG_EVERY}
-        stream(self.command(), self.folder / f"train{node}.log", **shown)
+        missing = self.missing if self.machine.nodes > 1 else None
+        stream(self.command(), self.folder / f"train{node}.log", missing=missing, **shown)
         if not self.machine.node:
             self.trained.touch()
+
+    def missing(self) -> str:
+        """A line for a machine that waits for the others: those that have not begun."""
+        guards = {node: self.folder / f".guard{node or ''}" for node in range(self.machine.nodes)}
+        nodes = [str(node) for node, guard in guards.items() if node != self.machine.node and not holder(guard)]
+        whom = f"NODE_RANK={' '.join(nodes)}, which has not begun" if nodes else "the others, which have begun"
+        return f"Waiting for {whom}. Every machine runs this command, and must reach {self.settings.MASTER}."
 
     # -- average, model, scores ----------------------------------------------------------------------------------------
 

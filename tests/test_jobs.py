@@ -138,12 +138,14 @@ def test_jobs_have_the_cores_and_the_preset_of_the_command_that_submitted_them(t
 
 @pytest.fixture
 def commands(tmp_path, monkeypatch):
-    """Fake Slurm commands that log their arguments. squeue prints the file `queue`; sbatch prints ids from 1."""
+    """Fake Slurm commands that log their arguments. squeue prints the file `queue`, with --states=all the file `all`;
+    sbatch prints ids from 1."""
     folder = tmp_path / "commands"
     folder.mkdir()
     (folder / "queue").touch()
     count = f"$(wc -l < {folder}/sbatch.log)"
-    programs = {"squeue": f"cat {folder}/queue", "sbatch": f"echo {count}", "scontrol": "echo n1", "srun": '"${@:2}"'}
+    squeue = f'[[ "$@" == *--states=all* ]] && cat {folder}/all || cat {folder}/queue'
+    programs = {"squeue": squeue, "sbatch": f"echo {count}", "scontrol": "echo n1", "srun": '"${@:2}"'}
     for name, program in programs.items():
         (folder / name).write_text(f'#!/bin/bash\necho "$@" >> {folder}/{name}.log\n{program}\n')
         (folder / name).chmod(0o755)
@@ -196,11 +198,42 @@ def test_each_job_begins_after_the_one_before_and_only_those_that_are_over_are_s
     shown = capsys.readouterr().out
     assert jobs[0].last_line() == "no output.", "it has not begun"
     assert "job 2: training" in shown and "after 1" in shown and "scancel 1 2 ends them" in shown
-    (commands / "queue").write_text(f"1 RUNNING {text}\n")
+    (commands / "queue").write_text(f"1|RUNNING|None|(null)|{text}\n")
     with pytest.raises(SystemExit):
         slurm.make(work, "all")
     assert calls(commands, "sbatch") == [first, after, after], "the training is over, the text is not"
     assert "job 1: text, in the queue already, running" in capsys.readouterr().out
+
+
+def test_watching_ends_with_the_reason_of_the_program_and_what_it_cancelled(tmp_path, commands, capsys, monkeypatch):
+    """Slurm's own lines follow the program's. A job that never began has no line of its own, but that of its log."""
+    jobs = [job(tmp_path, name, "") for name in ("text", "training", "rest")]
+    for one in jobs:
+        one.folder.mkdir()
+        one.log.write_text("Its own line.\nsrun: error: n1: task 0: Exited with exit code 2\nsrun: launch/slurm: x\n")
+    rows = ["1|COMPLETED|None|(null)", "2|FAILED|NonZeroExitCode|(null)"]
+    rows += ["3|CANCELLED|DependencyNeverSatisfied|afterok:2(failed)"]
+    (commands / "all").write_text("".join(f"{row}|{one.script}\n" for row, one in zip(rows, jobs)))
+    monkeypatch.chdir(tmp_path)
+    settings = Demo(WATCH=True)
+    work = SimpleNamespace(settings=settings, on_cpu=True, jobs=lambda goal: jobs, is_done=lambda goal: False)
+    with pytest.raises(ValueError, match="Not complete. All output: "):
+        slurm.make(work, "all")
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "text: Its own line.",
+        "training: job 2 failed (NonZeroExitCode): Its own line.",
+        "rest: cancelled, since job 2 failed",
+    ]
+    out_of_memory = slurm.Entry("2", "OUT_OF_MEMORY", "OutOfMemory", "(null)").end(jobs[1])
+    assert out_of_memory.endswith("out of memory (OutOfMemory): Its own line. Give more memory: in slurm.yaml.")
+
+
+def test_a_job_that_slurm_never_begins_is_said_with_what_to_change(tmp_path, commands):
+    (commands / "queue").write_text(f"7|PENDING|PartitionTimeLimit|(null)|{tmp_path}/a.sh\n8|PENDING|x|-|other.sh\n")
+    text = slurm.states([tmp_path / "a.sh"])
+    assert text.startswith("1 pending (PartitionTimeLimit). Slurm never begins job 7, since its partition or account")
+    assert "give other hours:, partition: or account: in slurm.yaml" in text and "scancel 7" in text
+    assert slurm.states([Path("other.sh")]) == "1 pending (x)" and not slurm.states([Path("third.sh")])
 
 
 def test_a_text_that_an_earlier_version_made_for_a_model_needs_no_job(tmp_path, monkeypatch):
@@ -223,7 +256,7 @@ def test_runs_of_a_grid_are_an_array_and_the_grids_job_comes_again_after_them(tm
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
     assert subprocess.run(["bash", runs], env={**os.environ, "SLURM_JOB_ID": "9"}).returncode == 0
     assert [name for name in "abcd" if (tmp_path / name / "job.log").exists()] == ["c"]
-    (commands / "queue").write_text(f"1 RUNNING {runs}\n")
+    (commands / "queue").write_text(f"1|RUNNING|None|(null)|{runs}\n")
     with pytest.raises(ValueError, match="is in the queue already"):
         slurm.run([], Needs(), 2, slurm.Slurm(), tmp_path)
 
@@ -248,7 +281,7 @@ def cluster(tmp_path):
     path = tmp_path / "slurm.yaml"
     path.write_text("memory: 1.5\nhours: 0.2\ncpus: 1\n")
     yield ["WHERE=slurm", f"SLURM={path}", f"RUNS={tmp_path}/runs"]
-    left = [number for script, rows in slurm.queued().items() if tmp_path in script.parents for number, _ in rows]
+    left = [number for script, rows in slurm.queued().items() if tmp_path in script.parents for number, *_ in rows]
     subprocess.run(["scancel", *left]) if left else None
 
 
@@ -281,6 +314,24 @@ def test_a_recipe_trains_over_two_nodes_and_is_preempted(tmp_path, cluster):
     assert not list(run.glob("checkpoints/checkpoint_stopped_*"))
     assert [row["updates"] for row in read_results(tmp_path / "runs/results.csv")] == ["60"]
     assert "job " not in front(*words, "NODES=2", *cluster).stdout, "all is done"
+
+
+@pytest.mark.slurm
+@pytest.mark.nightly
+def test_a_job_that_fails_and_a_job_that_never_begins_say_why(tmp_path, cluster):
+    words = ["demo", "PAIRS=500", "MERGES=200", "LAYERS=1", "UPDATES=20", "SAVE_EVERY=10", "AVERAGE=1", *cluster]
+    assert front("demo-prepare", *words[1:], "WATCH=1").returncode == 0
+    failed = front(*words, "WATCH=1", "TRAIN_ARGS=--max-source-positions 1")
+    train, rest = failed.stdout.splitlines()[-2:]
+    assert failed.returncode == 2 and "failed (NonZeroExitCode): recipes.steps.train ended with status" in train
+    assert "The dataset is empty" in train and rest.startswith("demo: cancelled, since job ")
+    assert "stopped before its first checkpoint: recipes.steps.train" in front("status", cluster[-1]).stdout
+    limit = ["scontrol", "update", "PartitionName=all"]
+    subprocess.run([*limit, "MaxTime=5"], check=True)
+    try:
+        assert "Slurm never begins job" in front(*words, "METHOD=post-ln").stdout
+    finally:
+        subprocess.run([*limit, "MaxTime=INFINITE"], check=True)
 
 
 @pytest.mark.slurm

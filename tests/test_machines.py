@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from recipes.grid import front as grids
 from recipes.processes import SCRIPT
 from recipes.recipe import read
 from recipes.settings import Demo
+from recipes.steps.guard import exclusive_folder
 from recipes.steps.progress import progress
 from recipes.translation import Translation
 
@@ -227,6 +229,29 @@ def test_two_nodes_meet_and_train_one_model(tmp_path):
     assert (folder / "train-node1.log").exists() and (folder / "trained-6").exists()
     # The tokens of both nodes count: about 1,000 each.
     assert float(re.findall(r'"wpb": "([\d.]+)"', log)[0]) > 1200
+
+
+def test_a_machine_that_waits_says_for_whom(tmp_path, monkeypatch, capsys):
+    """The line names the machines that do not hold the lock of their run."""
+    words = ["NODES=3", f"RUNS={tmp_path}", "MASTER=h:1", "NODE_RANK=0"]
+    waiting = Translation(read("demo", dict(word.split("=") for word in words)))
+    monkeypatch.setattr("recipes.steps.progress.MEET_SECONDS", 0.2)
+
+    def lines(seconds: float):
+        yield "2026-01-01 00:00:00 | INFO | fairseq.distributed.utils | distributed init (rank 0): tcp://h:1\n"
+        time.sleep(seconds)
+        yield "2026-01-01 00:00:00 | INFO | fairseq.distributed.utils | initialized host h as rank 0\n"
+        time.sleep(0.3)
+
+    def printed(seconds: float) -> str:
+        assert not list(progress(lines(seconds), updates=1, missing=waiting.missing))
+        return capsys.readouterr().out
+
+    with exclusive_folder(waiting.folder, 1):
+        assert "Waiting for NODE_RANK=2, which has not begun." in printed(0.5) and not printed(0)
+        with exclusive_folder(waiting.folder, 2):
+            assert "Waiting for the others, which have begun." in printed(0.5)
+    assert "Waiting for NODE_RANK=1 2, which" in printed(0.5)
 
 
 def test_a_nodes_first_rank_is_its_number_times_its_gpus(monkeypatch):

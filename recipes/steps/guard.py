@@ -20,6 +20,8 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 log = logging.getLogger(__name__)
 NOTICE_SECONDS = 1.0
 """Seconds to wait for a lock before the log names its holder."""
+GLANCE_SECONDS = 0.2
+"""Seconds to try for a lock that must be free: `holder` may hold it for a moment."""
 NFS_WAIT = 120
 """Seconds to wait until a network file system shows a file of another node."""
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -45,12 +47,12 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
     marker = path.with_name(f".marker{path.name}")
     try:
         try:
-            lock.acquire(timeout=NOTICE_SECONDS if wait else 0)
+            lock.acquire(timeout=NOTICE_SECONDS if wait else GLANCE_SECONDS)
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
             lock = SoftFileLock(marker)
-            lock.acquire(timeout=NOTICE_SECONDS if wait else 0)
+            lock.acquire(timeout=NOTICE_SECONDS if wait else GLANCE_SECONDS)
     except Timeout:
         holder = path.read_text(encoding="utf-8") or "another process"
         holder += f" (if it is gone, remove {marker})" if isinstance(lock, SoftFileLock) else ""
@@ -65,6 +67,17 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def holder(path: Path) -> str:
+    """The process that holds the lock `path`; empty if the lock is free."""
+    name = path.read_text(encoding="utf-8") if path.exists() else ""
+    try:
+        with locked(path, wait=False):
+            path.write_text(name, encoding="utf-8")  # `locked` has written this process's name
+            return ""
+    except ValueError:
+        return name or "another process"
 
 
 def await_files(paths: Iterable[Path]) -> None:

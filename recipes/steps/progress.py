@@ -6,8 +6,9 @@ Warnings, errors, and lines that are not fairseq's own log pass unchanged, so a 
 from __future__ import annotations
 
 import re
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from tqdm import tqdm
 
@@ -22,6 +23,10 @@ CONTINUED = re.compile(r"\s|\)")
 HYPOTHESIS = re.compile(r"H-\d+\t")
 DETAIL = re.compile(r"[STDPAEI]-\d+(_\d+)?\t")
 BEGIN = "begin training epoch"
+MEET, MET = "| distributed init (rank ", "| initialized host "
+"""fairseq's messages before and after a process waits for all others."""
+MEET_SECONDS = 30
+"""Seconds to wait for the others before a line says for whom."""
 OUT_OF_MEMORY = "OOM: Ran out of memory"
 """fairseq's message when a GPU runs out of memory. fairseq then skips the batch."""
 
@@ -48,6 +53,7 @@ def progress(
     smaller_batch: int = 0,
     every: int = 0,
     sentences: int = 0,
+    missing: Callable[[], str] | None = None,
     clock=time.monotonic,
 ) -> Iterator[str]:
     """The lines to show for fairseq's output.
@@ -59,12 +65,19 @@ def progress(
         smaller_batch: tokens of the batch to recommend if a GPU runs out of memory.
         every: updates from one interval to the next, for a line before the first interval.
         sentences: number of sentences to translate, for a bar on stderr.
+        missing: makes a line that says which machines are missing; it is printed if they do not come.
     """
     first: tuple[float, float] | None = None
     translated = bar("translate", sentences, " sentences", hidden=not sentences, prefix="")
     interval: Record | None = None
     hidden = warned = False
+    late = threading.Timer(MEET_SECONDS, lambda: print(missing(), flush=True)) if missing else None
     for line in lines:
+        if late and MEET in line and not late.ident:
+            late.daemon = True
+            late.start()
+        elif late and MET in line:
+            late.cancel()
         if OUT_OF_MEMORY in line and not warned:
             warned = True
             advice = (
@@ -96,4 +109,6 @@ def progress(
         elif not DETAIL.match(line) and not (hidden and CONTINUED.match(line)):
             hidden = False
             yield line.rstrip("\n")
+    if late:
+        late.cancel()
     translated.close()
