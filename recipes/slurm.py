@@ -232,6 +232,9 @@ def make(work: Any, goal: str) -> None:
     for job in jobs:
         last = max(entries.get(job.script, []), key=lambda entry: int(entry.number), default=None)
         print(f"{job.name}: {last.end(job) if last else job.last_line()}", flush=True)
+        runs = [Job(log.parent.name, (), log.parent) for log in sorted(job.folder.glob("*/job.log"))]  # of a grid
+        for run in [run for run in runs if not (run.folder / "result.csv").exists()][:3]:
+            print(f"{run.log}: {run.last_line()}", flush=True)
     if not work.is_done(goal):
         logs = ", ".join(dict.fromkeys(str(job.log) for job in jobs))
         raise ValueError(f"Not complete. All output: {logs}.")

@@ -224,6 +224,14 @@ def test_watching_ends_with_the_reason_of_the_program_and_what_it_cancelled(tmp_
         "training: job 2 failed (NonZeroExitCode): Its own line.",
         "rest: cancelled, since job 2 failed",
     ]
+    for name in ("done", "failed"):
+        (tmp_path / "rest" / name).mkdir()
+        shutil.copy(jobs[0].log, tmp_path / "rest" / name)
+    (tmp_path / "rest/done/result.csv").touch()
+    with pytest.raises(ValueError, match="Not complete. "):
+        slurm.make(work, "all")
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"{tmp_path}/rest/failed/job.log: Its own line.", "the runs of a grid, but those that are done"
     out_of_memory = slurm.Entry("2", "OUT_OF_MEMORY", "OutOfMemory", "(null)").end(jobs[1])
     assert out_of_memory.endswith("out of memory (OutOfMemory): Its own line. Give more memory: in slurm.yaml.")
 
