@@ -14,6 +14,7 @@ settings on its own command line into the environment.) With -n, the steps are l
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shutil
 import sys
@@ -27,8 +28,10 @@ from recipes.processes import in_cluster_job, supervise
 from recipes.recipe import Recipe
 from recipes.steps.common import run
 from recipes.steps.summary import fitted
+from recipes.training import Pipeline
 from recipes.translation import Translation
 
+log = logging.getLogger(__name__)
 STEPS = ("preflight", "prepare", "train", "average", "generate", "score")
 USAGE = "python -m recipes TARGET [NAME=VALUE ...] [-n] [-h] [-- OPTIONS OF FAIRSEQ-TRAIN]"
 
@@ -121,6 +124,9 @@ def main() -> None:
     if work.on_cpu:
         # Even with --cpu, fairseq clips gradients on a visible GPU, and starts a process for each of several GPUs.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    elif isinstance(work, Pipeline) and work.machine.cards:
+        log.info("The largest GPUs here train: %s.", work.machine.cards)
+        os.environ["CUDA_VISIBLE_DEVICES"] = work.machine.cards
     flags, *_ = [*os.environ.get("MAKEFLAGS", "").split(), ""]
     if args.dry_run or (not flags.startswith("-") and "n" in flags):
         goal = "all" if goal == "preflight" else goal

@@ -7,6 +7,7 @@ An update has the same number of tokens on every machine, so results are compara
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import subprocess
@@ -29,6 +30,8 @@ PRECISIONS = {
 }
 DEVICES = {"cpu": ["--cpu", "--num-workers", "0"], "gpu": ["--num-workers", "2", "--required-seq-len-multiple", "8"]}
 ON_CPUS = ["--distributed-no-spawn", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
+SLACK = 0.05
+"""Share of a card's memory that it may report less than its name says: a T4 of 16 GB has 15.8."""
 MIN_BATCH_TOKENS = 1024
 """Smallest batch that an update is divided into."""
 BUILDS = "make setup TORCH=cuda, or TORCH=cu126 for cards before compute capability 7.5 and older drivers"
@@ -67,6 +70,18 @@ def visible_gpus() -> list[Gpu]:
     return chosen
 
 
+def cards_for(settings: Training, visible: list[Gpu]) -> list[Gpu]:
+    """The GPUs to train on, the largest first: GPUS of them, or else all on which the model's smallest batch fits.
+
+    So a second, small card for a display does not count. If the batch fits on no card, all count.
+    """
+    cards = sorted(visible, key=lambda gpu: -(gpu.memory or math.inf))
+    if settings.GPUS or settings.MEMORY:
+        return cards[: settings.GPUS]
+    least = (1 - SLACK) * min(settings.BY_MEMORY, default=0)
+    return [gpu for gpu in cards if gpu.memory is None or gpu.memory >= least] or cards
+
+
 @dataclass(frozen=True)
 class Machines:
     """The machines of a run, and its batches."""
@@ -81,6 +96,8 @@ class Machines:
     update_freq: int
     smaller_batch: int = 0
     """MAX_TOKENS to give if a GPU runs out of memory; 0: unknown"""
+    cards: str = ""
+    """the UUIDs of the GPUs to train on, for CUDA_VISIBLE_DEVICES; empty: all that are visible"""
 
     def __str__(self) -> str:
         """The parts of an update: nodes x devices x batches."""
@@ -127,12 +144,8 @@ def plan(settings: Training) -> Machines:
     s, cpu = settings, settings.DEVICE == "cpu" or "--cpu" in settings.TRAIN_ARGS
     # The GPUs of a login node say nothing about the nodes where the jobs run.
     visible = [] if cpu or s.TOKENS is None or (s.WHERE == "slurm" and not in_cluster_job()) else visible_gpus()
-    devices = 1 if cpu else s.GPUS or max(1, len(visible))
-    if s.NODES > 1 and devices < len(visible):
-        raise ValueError(
-            f"GPUS={devices} of {len(visible)} with NODES={s.NODES}: fairseq trains on each GPU it sees. Let it "
-            f"see only those: CUDA_VISIBLE_DEVICES={','.join(gpu.index for gpu in visible[:devices])}"
-        )
+    cards = cards_for(s, visible)
+    devices = 1 if cpu else s.GPUS or max(1, len(cards))
     rank = int(os.environ.get("SLURM_NODEID", 0)) if s.NODE_RANK is None and s.NODES > 1 else s.NODE_RANK or 0
     where = (cpu, devices, s.NODES, rank)
     if s.TOKENS is None:
@@ -140,7 +153,7 @@ def plan(settings: Training) -> Machines:
             raise ValueError("MAX_TOKENS= is missing; expected the tokens of a batch.")
         return Machines(*where, s.MAX_TOKENS, s.UPDATE_FREQ)
     workers = s.NODES * devices
-    memory = s.MEMORY or min((gpu.memory for gpu in visible if gpu.memory), default=None)
+    memory = s.MEMORY or min((gpu.memory for gpu in cards if gpu.memory), default=None)
     # If the memory is unknown, assume that the papers' batch fits.
     known = memory is not None and s.BY_MEMORY
     limit = s.MAX_TOKENS or (largest(s.BY_MEMORY, memory or 0) if known else s.DEVICE_TOKENS)
@@ -153,7 +166,8 @@ def plan(settings: Training) -> Machines:
             f"{min(MIN_BATCH_TOKENS, limit)} tokens or more that fit. Give {advice}, or another batch with MAX_TOKENS=."
         )
     smaller_batch, _ = split(s.TOKENS, workers, batches[0] // 2) or batches
-    return Machines(*where, *batches, smaller_batch)
+    names = ",".join(gpu.uuid for gpu in cards) if len(cards) < len(visible) else ""
+    return Machines(*where, *batches, smaller_batch, names)
 
 
 def split(tokens: int, workers: int, limit: int) -> tuple[int, int] | None:
@@ -170,12 +184,12 @@ def split(tokens: int, workers: int, limit: int) -> tuple[int, int] | None:
 
 
 def largest(table: dict[int, int], memory: float) -> int:
-    """Tokens of a batch on a card of `memory` GB, from a table {GB of a card: tokens}.
+    """Tokens of a batch on a card that reports `memory` GB, from a table {GB of a card: tokens}.
 
     Raises:
         ValueError: the card is smaller than all cards of the table.
     """
-    if rows := [gb for gb in table if gb <= memory]:
+    if rows := [gb for gb in table if (1 - SLACK) * gb <= memory]:
         return table[max(rows)]
     smallest = min(table)
     raise ValueError(

@@ -137,10 +137,37 @@ def test_a_torch_that_runs_says_nothing():
     assert machines.faults(planned("GPUS=1", "MAX_TOKENS=1024"), precision, {}) == ""
 
 
-def test_several_nodes_train_on_every_visible_gpu(nvidia_smi):
-    nvidia_smi(*[32768] * 4)
-    with pytest.raises(ValueError, match="GPUS=2 of 4 with NODES=2: .* CUDA_VISIBLE_DEVICES=0,1"):
-        planned("NODES=2", "GPUS=2", "MASTER=h:1")
+@pytest.mark.parametrize(
+    ("words", "mib", "plan", "cards"),
+    [
+        ("iwslt14", (2048, 49152), (1, 4096), "b"),  # a display card, and one to train on
+        ("iwslt14", (11178,), (1, 4096), ""),  # a GTX 1080 Ti, the paper's card
+        ("iwslt14", (49152, 11178), (1, 4096), "a"),
+        ("wmt14-ende-18l", (15079,), (1, 8192), ""),  # a T4 has 16 GB
+        ("wmt14-ende-18l", (2048, 32510, 32510, 49152, 32510), (4, 8192), "dbce"),
+        ("wmt14-ende-18l GPUS=2", (15079, 81559, 32510), (2, 16384), "bc"),
+        ("wmt14-ende-18l GPUS=2 NODES=2 MASTER=h:1", [32768] * 4, (2, 8192), "ab"),
+        ("wmt14-ende-18l GPUS=1 MEMORY=40", (2048, 2048), (1, 16384), "a"),
+    ],
+)
+def test_the_largest_gpus_train_and_no_other_counts(nvidia_smi, monkeypatch, words, mib, plan, cards):
+    """No process of the recipe sees another card. A card may report up to 5 % less memory than its name says."""
+    nvidia_smi(*mib)
+    target, *given = words.split()
+    planned = machines.plan(read(target, dict(word.split("=") for word in given)).settings)
+    assert (planned.gpus, planned.max_tokens) == plan
+    monkeypatch.setattr(sys, "argv", ["recipes", target, *given, "RUNS=nowhere", "-n"])
+    main()
+    assert os.environ.get("CUDA_VISIBLE_DEVICES", "") == ",".join(f"GPU-{card * 8}-0000" for card in cards)
+
+
+def test_a_card_that_is_too_small_is_refused_if_it_is_asked_for(nvidia_smi):
+    nvidia_smi(2048, 49152)
+    with pytest.raises(ValueError, match="a GPU has 2.1 GB, and this model was planned for 16 GB or more"):
+        planned("GPUS=2")
+    nvidia_smi(2048)
+    with pytest.raises(ValueError, match="a GPU has 2.1 GB"):
+        planned()
 
 
 def test_out_of_memory_names_the_batch_to_give():

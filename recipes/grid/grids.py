@@ -185,7 +185,7 @@ class Grid:
             needs = replace(self.recipe.file.needs, gpus=0 if self.on_cpu else 1, cpus=s.OMP_NUM_THREADS or 1)
             ended = slurm.run(runs, needs, s.JOBS, slurm.read_settings(Path(s.SLURM)), self.folder / "slurm")
         else:
-            ended = run_jobs(runs, s.JOBS, [] if self.on_cpu else [gpu.index for gpu in visible_gpus()])
+            ended = run_jobs(runs, s.JOBS, [] if self.on_cpu else [gpu.uuid for gpu in visible_gpus()])
         failed = []
         for number, (job, status) in enumerate(ended, start=1):
             failed += [job] if status else []
