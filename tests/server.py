@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import threading
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +19,12 @@ BLOCK = 1 << 13
 
 
 class Fault(NamedTuple):
-    """A fault of one request: an error status, or a connection that closes (cut) or hangs after that many bytes."""
+    """A fault of one request: an error status, or a connection that closes (cut) or hangs after that many bytes.
 
+    A `silent` server does not answer at all.
+    """
+
+    silent: bool = False
     status: int = 0
     cut: int = -1
     hang: int = -1
@@ -34,12 +39,13 @@ class Server:
         length: send Content-Length. If not, the body ends when the connection closes.
         encoding: Content-Encoding header to send. The body is not encoded.
         pause: seconds between writes of 8 KiB.
+        dated: send Last-Modified.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.ranges = self.length = True
-        self.encoding, self.pause = "", 0.0
+        self.encoding, self.pause, self.dated = "", 0.0, False
         self.faults: list[Fault] = []
         self.asked: list[str] = []
         self.over = threading.Event()
@@ -71,6 +77,8 @@ class Server:
         self.http.server_close()
 
     def send(self, handler: Any, fault: Fault, start: int) -> None:
+        if fault.silent:
+            return self.over.wait()
         path = self.folder / handler.path.lstrip("/")
         if fault.status or not (path.is_file() or fault.page):
             return handler.send_error(fault.status or 404)
@@ -78,6 +86,8 @@ class Server:
         handler.send_response(206 if start else 200)
         if self.length:
             handler.send_header("Content-Length", str(len(data) - start))
+        if self.dated:
+            handler.send_header("Last-Modified", formatdate(path.stat().st_mtime, usegmt=True))
         if self.encoding:
             handler.send_header("Content-Encoding", self.encoding)
         handler.end_headers()

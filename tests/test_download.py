@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -85,14 +86,15 @@ def test_a_download_is_checked_and_leaves_only_itself(site):
         ([Fault(page=b"<!DOCTYPE html>")], "found 15 bytes, expected 300", ["a", "b"]),
         ([Fault(status=503)], "", ["a", "a"]),
         ([Fault(status=503)] * 2, "503 Server Error", ["a", "a", "b"]),
-        ([Fault(hang=1000)], "timed out", ["a", "a 1000"]),
+        ([Fault(hang=1000)], "fell silent after 1000 of 300", ["a", "a 1000"]),
+        ([Fault(silent=True)], "timed out", ["a", "b"]),  # it is not asked again
         # If a mirror gives no more data, the next mirror continues.
         ([Fault(cut=100_000), Fault(cut=0)], "", ["a", "a 100000", "b 100000"]),
     ],
 )
 def test_a_fault_is_tried_again_or_the_next_mirror_asked(site, faults, said, asked, caplog, monkeypatch):
     caplog.set_level("INFO")
-    if faults[0].hang:
+    if faults[0].hang > 0 or faults[0].silent:
         monkeypatch.setattr(download, "TIMEOUT", 0.4)
     site.server.faults = faults
     site.got()
@@ -142,6 +144,30 @@ def test_without_a_checksum_two_versions_are_never_joined(site):
     for mirror in "ab":
         site.serve(mirror, b"<html></html>")
     assert "found a truncated or corrupt archive (" in site.refused() and not names(site.out.parent)
+
+
+def test_without_a_checksum_a_download_continues_where_the_servers_file_is_of_the_same_time(site):
+    """It continues in the same run and in the next. The line has the address, and where the connection broke."""
+    site.row()
+    site.server.dated = True
+    for mirror in "ab":
+        os.utime(site.server.folder / mirror / NAME, (10**9, 10**9))
+    site.server.faults = [Fault(cut=50_000), Fault(cut=50_000), *[Fault(cut=0)] * 2]
+    message = site.refused()
+    assert (
+        f"{site.server.url}/a/{NAME}: broke off after 100000 of {len(site.data)} bytes; {site.server.url}/b/" in message
+    )
+    assert "(100000 bytes are kept)" in message and "(" not in message.replace("(100000 bytes", "")
+    site.got()
+    assert site.server.asked == ["a", "a 50000", "a 100000", "b 100000", "a 100000"]
+    site.out.unlink()
+    changed = site.data[:4] + b"\x05" + site.data[5:]
+    site.server.faults = [Fault(cut=100_000), *[Fault(cut=0)] * 2]
+    site.refused()
+    site.serve("a", changed)
+    site.server.asked.clear()
+    site.got(data=changed)
+    assert site.server.asked == ["a 100000", "a"], "a changed file begins again"
 
 
 def test_two_at_once_download_once(site):

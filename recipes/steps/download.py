@@ -1,21 +1,24 @@
 """Download one archive from its addresses, in order, and check it before it takes its name.
 
-A table has sizes and checksums. With a checksum, an interrupted download continues. Without a checksum, this only
-checks that the download can be read. A hash of its content is part of the text's key, so a changed archive is noticed.
+A table has sizes and checksums. An interrupted download continues. Without a checksum, it continues only from a server
+whose file has the time (Last-Modified) of the first part, and this only checks that the download can be read. A hash of
+its content is part of the text's key, so a changed archive is noticed.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import os
 import shutil
 from collections.abc import Iterable
+from email.utils import mktime_tz, parsedate_tz
 from pathlib import Path
 
 import requests
 from requests.adapters import HTTPAdapter
 from tqdm import tqdm
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, ReadTimeoutError
 from urllib3.util import Retry
 
 from recipes.steps.bar import bar
@@ -25,19 +28,16 @@ from recipes.steps.table import Archive, check, read_table
 log = logging.getLogger(__name__)
 size = functools.partial(tqdm.format_sizeof, suffix="B")
 BLOCK = 1 << 16
-TIMEOUT = 60.0
-"""Seconds to wait for an answer."""
-RETRY = Retry(3, backoff_factor=5, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False,
+TIMEOUT = (10.0, 60.0)
+"""Seconds to wait for a connection, and for an answer or more of it."""
+RETRY = Retry(3, read=0, backoff_factor=2.5, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False,
               respect_retry_after_header=False)  # fmt: skip
-"""Retries of a request if a server cannot be reached or is busy."""
+"""Retries of a request if a server cannot be reached or is busy, all within a minute. A silent server is asked once."""
 
 
 def kept(part: Path, archive: Archive) -> int:
-    """Bytes of a partial download that can be continued.
-
-    Without a checksum this is 0: only a checksum would show that the first part is wrong.
-    """
-    return part.stat().st_size if archive.checksum and part.is_file() else 0
+    """Bytes of a partial download that can be continued. Without a checksum, it must have its server's time."""
+    return part.stat().st_size if part.is_file() and (archive.checksum or part.stat().st_mtime) else 0
 
 
 def disk_space(archives: Iterable[Archive], folder: Path, text: float) -> tuple[int, int]:
@@ -53,10 +53,10 @@ def disk_space(archives: Iterable[Archive], folder: Path, text: float) -> tuple[
 
 
 def receive(session: requests.Session, url: str, part: Path, archive: Archive) -> None:
-    """Complete a partial download with one request.
+    """Complete a partial download with one request. Its file gets the server's time, or the time 0.
 
     Raises:
-        RequestException, HTTPError: the download is incomplete.
+        RequestException: the download is incomplete.
     """
     if (have := kept(part, archive)) and have == archive.size:
         return
@@ -68,15 +68,27 @@ def receive(session: requests.Session, url: str, part: Path, archive: Archive) -
             part.unlink()  # it is longer than the archive
         response.raise_for_status()
         have = have if response.status_code == requests.codes.partial else 0
+        modified = parsedate_tz(response.headers.get("Last-Modified"))
+        time = mktime_tz(modified) if modified else 0
+        if have and not archive.checksum and time != part.stat().st_mtime:
+            part.unlink()  # it may be of another file, which no checksum would show
+            return receive(session, url, part, archive)
         length = response.headers.get("Content-Length")
         total = have + int(length) if length else archive.size or 0
-        with part.open("ab" if have else "wb") as out, bar(archive.name, total or None, have) as shown:
-            # Some servers declare a .tgz as a compressed .tar, which requests would decompress.
-            while data := response.raw.read1(BLOCK, decode_content=False):
-                out.write(data)
-                shown.update(len(data))
-    if part.stat().st_size < total:
-        raise requests.ConnectionError(f"{url}: broke off after {part.stat().st_size} of {total} bytes")
+        fault = ""
+        with part.open("ab" if have else "wb", buffering=0) as out, bar(archive.name, total or None, have) as shown:
+            try:
+                # Some servers declare a .tgz as a compressed .tar, which requests would decompress.
+                while data := response.raw.read1(BLOCK, decode_content=False):
+                    out.write(data)
+                    shown.update(len(data))
+            except HTTPError as error:
+                fault = "fell silent" if isinstance(error, ReadTimeoutError) else "broke off"
+            finally:
+                os.utime(part, (time, time))
+    have = part.stat().st_size
+    if fault or have < total:
+        raise requests.ConnectionError(f"{url}: {fault or 'broke off'} after {have} of {total or '?'} bytes")
 
 
 def fetch(archive: Archive, part: Path) -> None:
@@ -94,7 +106,7 @@ def fetch(archive: Archive, part: Path) -> None:
             try:
                 receive(session, url, part, archive)
                 return check(url, part, archive)
-            except (requests.RequestException, HTTPError) as error:
+            except requests.RequestException as error:
                 reasons[url] = str(error)
             except ValueError as error:
                 part.unlink()  # the part may begin with bytes of another address or of an older file
