@@ -87,13 +87,13 @@ def write_rules(out: Path, source: str, target: str, settings: Iterable[str]) ->
     """
     from sacremoses.corpus import NonbreakingPrefixes
 
-    from recipes.steps.score import bleu_of  # imports sacreBLEU, which takes a fifth of a second
+    from recipes.steps.score import metrics_of  # imports sacreBLEU, which takes a fifth of a second
 
     rules = Tokens(source, target, **dict.fromkeys(settings, True))
     known = {*NonbreakingPrefixes().available_langs, "ja", "ko"}
     if unknown := [language for language in (source, target) if language not in known]:
         log.info("The tokeniser does not know %s and treats it as English.", " and ".join(unknown))
-    bleu_of(rules)  # fails now, not after the training
+    metrics_of(rules)  # fails now, not after the training
     with replacing(out) as part:
         rules.write(part)
 

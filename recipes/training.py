@@ -45,7 +45,7 @@ class Pipeline:
     generated: Path
     """the output to score"""
     test: tuple[Any, ...] = ()
-    """for a translation: prefix of the raw test set, and its pair of languages"""
+    """for a translation: prefix of the raw test set, its pair of languages, and the rules of its tokens"""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.settings, self.folder = recipe, recipe.settings, recipe.run

@@ -28,7 +28,7 @@ class Translation(Pipeline):
         super().__init__(recipe)
         text = self.text
         self.final, self.generated = self.folder / "model/model.pt", self.folder / "generate.txt"
-        self.test = (text.raw / "test", self.settings.PAIR)
+        self.test = (text.raw / "test", self.settings.PAIR, text.json)
         self.task = ["--source-lang", text.source, "--target-lang", text.target]
         # With fairseq's default multiple of 8, the last sentences (up to 7) would be in no batch.
         self.batch = ["--max-tokens", str(self.machine.max_tokens), "--required-batch-size-multiple", "1"]

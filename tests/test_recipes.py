@@ -182,7 +182,7 @@ def test_score_is_on_detokenised_text_and_a_run_has_one_row(tmp_path):
     rows = results.read(tmp_path / "results.csv")
     assert sorted(row["seed"] for row in rows) == ["1", "2"]
     # The translations equal the references, character by character.
-    assert {row[name] for row in rows for name in ("score", "tokenised", "compound")} == {"100.00"}
+    assert {row[name] for row in rows for name in ("score", "chrf", "tokenised", "compound")} == {"100.00"}
     assert all(row["signature"].startswith("nrefs:1|case:mixed") and row["updates"] == "30" for row in rows)
     curve = results.read_log(folder / "train.log").valid
     assert curve and all(results.from_cell(row["valid"]) == pytest.approx(curve, rel=1e-3) for row in rows)
@@ -207,7 +207,8 @@ def test_what_is_too_long_for_the_model_counts_as_empty(tmp_path, caplog):
 
 
 def run_summary(folder: Path, *others: Path) -> str:
-    summary.write(folder, list(others), "make demo", folder.parent / "raw/test", "de-en")
+    rules = folder.parent / "text.json"
+    summary.write(folder, list(others), "make demo", folder.parent / "raw/test", "de-en", rules)
     return (folder / "summary.txt").read_text(encoding="utf-8")
 
 
@@ -233,6 +234,7 @@ def test_summary_of_one_run_and_then_of_two(tmp_path):
     run_score(admin)
     alone = run_summary(admin)
     assert shlex.split(alone.splitlines()[-1])[-1] == str(admin / "model/model.pt")
+    assert ", p" not in alone
     assert "100.00" in alone and "Post-LN" not in alone and "make demo METHOD=post-ln SEED=1\n" in alone
     assert all(line in alone for line in REFERENCES)
     about = json.loads((admin / "run.json").read_text())
@@ -241,8 +243,13 @@ def test_summary_of_one_run_and_then_of_two(tmp_path):
     post_ln = make_run(admin.parent / "post-ln-cpu-s1", ["at at at"] * 3, bits=5.5)
     run_score(post_ln, "post-ln", rule="")
     both = run_summary(post_ln, admin)
-    (head, scores, *_) = (line.split() for line in both.splitlines()[2:])
+    (head, scores, chrf, *_) = (line.split() for line in both.splitlines()[2:])
     assert head == ["Admin", "Post-LN"]
     assert scores == ["sacreBLEU", "100.00", "0.00"]
+    assert chrf[:2] == ["chrF2", "100.00"] and float(chrf[2]) < 10
+    lines = {" ".join(line.split()) for line in both.splitlines()}
+    assert {"sacreBLEU, 95 % 100.00 ± 0.00 0.00 ± 0.00", "sacreBLEU, p 0.001 -", "chrF2, p 0.001 -"} <= lines
+    assert "p: paired bootstrap against Post-LN, 1000 resamples of the test set, one seed" in both
+    assert both.count("signature: ") == 2
     assert "update 30 1.500 5.500" in " ".join(both.split())
     assert "at at at" in both and "make demo METHOD=pre-ln SEED=1\n" in both and "METHOD=post-ln" not in both

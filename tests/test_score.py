@@ -60,6 +60,31 @@ def test_a_model_of_lower_case_text_is_scored_without_case():
         assert (found["score"] == "100.00") == lowercase
 
 
+def test_chrf_and_the_paired_bootstrap_are_those_of_sacrebleus_command(tmp_path):
+    """Do score, chrF2, intervals and p equal those that `sacrebleu -m bleu chrf --paired-bs` prints?"""
+    text = Text("de", "en", escape=True)
+    raw, first = ([text.detokenise(line) for line in lines] for lines in (REFERENCES, HYPOTHESES))
+    systems = {"first": first * 5, "other": (first[:2] + raw[2:]) * 5}
+    for name, lines in {"raw": raw * 5, **systems}.items():
+        write_lines(tmp_path / name, lines)
+    words = ["-i", *(tmp_path / name for name in systems), "-m", "bleu", "chrf", "--paired-bs", "-w", "3", "-f", "text"]
+    done = run_module("sacrebleu.sacrebleu", tmp_path / "raw", *words, log=tmp_path / "log")
+    results, count = score.paired(text, systems, raw * 5)
+    for one, other in results.values():
+        for cell in (one, other):
+            assert f"{cell.score:.3f} ({cell.mean:.3f} \u00b1 {cell.ci:.3f})" in done.output, done.output
+        assert one.p_value is None and f"(p = {other.p_value:.4f})" in done.output and 0 < other.p_value < 1
+    assert count == 1000 and results["sacreBLEU"][0].score != results["chrF2"][0].score
+    scores = score.scores(text, HYPOTHESES * 5, raw * 5, REFERENCES * 5, False)
+    assert scores["chrf"] == f"{results['chrF2'][0].score:.2f}" and "nc:6|nw:0" in scores["chrf_signature"]
+
+
+def test_a_large_test_set_has_fewer_resamples(monkeypatch):
+    monkeypatch.setattr(score, "DRAWS", 800)
+    lines = [f"the number is {number} ." for number in range(4)]
+    assert score.paired(Text("de", "en"), {"a": lines, "b": lines[::-1]}, lines)[1] == 200
+
+
 # -- languages -------------------------------------------------------------------------------------------------------
 
 
@@ -130,6 +155,17 @@ def test_the_papers_numbers_are_of_recipes_that_there_are(tmp_path):
     lines = done.output.splitlines()
     assert sum(line.startswith(("| wmt14-", "| iwslt14")) for line in lines) == 21
     assert any("| 35.50" in line and "| 35.67 ± 0.15" in line for line in lines)
+
+
+@pytest.mark.parametrize("later", [{"chrf", "chrf_signature"}, {"chrf", "chrf_signature", "rule"}])
+def test_a_table_of_an_earlier_version_goes_on(tmp_path, later):
+    """A table lacks chrF2, and of version 0.1 also the rule. Its rows stay, and get the columns."""
+    table, old = tmp_path / "results.csv", row("demo", "admin", 1, "35.50", preset="cpu")
+    results.write_runs(table, [{name: cell for name, cell in old.items() if name not in later}])
+    results.keep(table, row("demo", "admin", 2, "36.50", preset="cpu", chrf="60.00"))
+    assert results.read(table) == [old, row("demo", "admin", 2, "36.50", preset="cpu", chrf="60.00")]
+    (both,) = results_table.lines(results.read(table), [])
+    assert (both["chrF2"], both["tokenised BLEU"]) == ("60.00", "36.00 ± 0.71")
 
 
 @pytest.mark.parametrize("text", ["", "recipe,score\n"])

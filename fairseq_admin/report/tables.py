@@ -16,6 +16,7 @@ ROWS = 8
 """Largest number of losses shown of a run."""
 SCORES = {
     "sacreBLEU": ("score", "signature"),
+    "chrF2": ("chrf", "chrf_signature"),
     "BLEU of tokens": ("tokenised", "tokenised_signature"),
     "BLEU, compounds split": ("compound", "compound_signature"),
 }
@@ -45,6 +46,7 @@ def _of_score(key: str) -> Callable[[Any], Any]:
 
 RESULTS: dict[str, Callable[[Any], Any]] = {
     "sacreBLEU": _of_score("score"),
+    "chrF2": _of_score("chrf"),
     "perplexity": _of_score("perplexity"),
     "parameters": lambda run: run.log and run.log.params,
     "updates": lambda run: run.log and run.log.updates,

@@ -17,12 +17,12 @@ from recipes.steps.common import run
 from recipes.steps.results import is_attempt, papers, read
 
 COLUMNS = {
-    "tokenised BLEU": "tokenised", "sacreBLEU": "score", "compound BLEU": "compound", "perplexity": "perplexity",
-    "epochs": "epochs", "updates": "updates", "tokens an update": "tokens", "parameters": "params", "hours": "hours",
-    "hardware": "hardware", "commit": "commit",
+    "tokenised BLEU": "tokenised", "sacreBLEU": "score", "chrF2": "chrf", "compound BLEU": "compound",
+    "perplexity": "perplexity", "epochs": "epochs", "updates": "updates", "tokens an update": "tokens",
+    "parameters": "params", "hours": "hours", "hardware": "hardware", "commit": "commit",
 }  # fmt: skip
 """The columns of the table, with their columns in results.csv."""
-MEASURED = ("tokenised", "score", "compound", "perplexity", "hours")
+MEASURED = ("tokenised", "score", "chrf", "compound", "perplexity", "hours")
 
 
 def cell(rows: list[dict[str, str]], column: str) -> str:

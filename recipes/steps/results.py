@@ -23,7 +23,8 @@ recipe does not have is empty."""
 COLUMNS = (
     *KEY,
     *("params", "epochs", "updates", "tokens"),
-    *("score", "signature", "tokenised", "tokenised_signature", "compound", "compound_signature"),
+    *("score", "signature", "chrf", "chrf_signature"),
+    *("tokenised", "tokenised_signature", "compound", "compound_signature"),
     "perplexity",
     *("average", "beam", "lenpen", "generate_args"),
     *("hours", "hardware", "commit"),
@@ -50,6 +51,10 @@ def read_log(path: str | Path, unfinished: bool = False) -> logs.Log:
     return log
 
 
+LATER = {"rule", "chrf", "chrf_signature"}
+"""Columns that tables of earlier versions lack."""
+
+
 def as_cell(losses: dict[int, float]) -> str:
     """A curve of bits by update as one cell of a table, such as `100:5.752 250:2.003`."""
     return " ".join(f"{update}:{bits:.4g}" for update, bits in sorted(losses.items()))
@@ -72,7 +77,7 @@ def with_rule(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(table: Path) -> list[dict[str, str]]:
-    """The rows of results.csv; empty without the file. A table of version 0.1 has no column `rule`.
+    """The rows of results.csv; empty without the file. A column that the table lacks is empty.
 
     Raises:
         ValueError: the table has other columns.
@@ -80,9 +85,9 @@ def read(table: Path) -> list[dict[str, str]]:
     if not table.exists():
         return []
     lines = csv.DictReader(line.rstrip("\r") for line in read_lines(table))
-    if tuple(lines.fieldnames or ()) not in (COLUMNS, tuple(name for name in COLUMNS if name != "rule")):
+    if {*COLUMNS} - {*(names := lines.fieldnames or ())} - LATER or {*names} - {*COLUMNS}:
         raise ValueError(f"{table}: expected the columns {','.join(COLUMNS)}. Move the file away and run again.")
-    return list(map(with_rule, lines))
+    return [{**dict.fromkeys(COLUMNS, ""), **with_rule(row)} for row in lines]
 
 
 def write_runs(path: Path, rows: Iterable[dict[str, Any]], columns: Sequence[str] = ()) -> None:

@@ -1,6 +1,7 @@
-"""Score the translations of a test set, with up to three BLEU scores:
+"""Score the translations of a test set, with chrF2 and up to three BLEU scores:
 
 score      sacreBLEU of the detokenised translations against the raw reference: the score to compare today
+chrf       chrF2 of the same, by sacreBLEU: F of characters, which needs no tokeniser
 tokenised  BLEU of words against the words of the reference, as fairseq-generate prints and the papers on Admin report
 compound   BLEU by fairseq's compound_split_bleu.sh, which other papers report for English to German
 """
@@ -11,8 +12,10 @@ import logging
 import re
 from collections.abc import Container
 from pathlib import Path
+from typing import Any
 
-from sacrebleu.metrics import BLEU
+from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.significance import PairedTest
 
 from fairseq_admin.text.bpe import remove_bpe
 from fairseq_admin.text.tokens import Text
@@ -22,19 +25,22 @@ from recipes.steps.common import read_lines, write_lines
 logger = logging.getLogger(__name__)
 
 HYPOTHESIS = re.compile(r"H-(\d+)\t[^\t]*\t(.*)")
+DRAWS = 2 * 10**7
+"""Largest number of sentences in all resamples of a test set. A sentence takes up to 72 bytes."""
 UNSPACED = {"zh": "zh", "cmn": "zh", "yue": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 """sacreBLEU's tokenisers for languages whose words its default tokeniser, 13a, does not find."""
 
 
-def bleu_of(text: Text) -> BLEU:
-    """sacreBLEU for the target language. If the text is in lower case, the score ignores case.
+def metrics_of(text: Text) -> tuple[BLEU, CHRF]:
+    """sacreBLEU and chrF2 for the target language. If the text is in lower case, the scores ignore case.
 
     Raises:
         ValueError: the tokeniser of the target language needs packages that are not installed.
     """
     language = re.split("[_-]", text.target.lower())[0]  # zh of zh_CN
     try:
-        return BLEU(lowercase=text.lowercase, tokenize=UNSPACED.get(language, "13a"))
+        bleu = BLEU(lowercase=text.lowercase, tokenize=UNSPACED.get(language, "13a"))
+        return bleu, CHRF(lowercase=text.lowercase)
     except RuntimeError:  # sacreBLEU's own message has several lines
         raise ValueError(
             f"{text.target}: sacreBLEU needs MeCab to find the words of this language, and it is not installed. Run "
@@ -81,7 +87,7 @@ def split_compounds(line: str) -> str:
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
 
 
-def bleu(metric: BLEU, hypotheses: list[str], references: list[str]) -> tuple[str, str]:
+def measured(metric: BLEU | CHRF, hypotheses: list[str], references: list[str]) -> tuple[str, str]:
     """The score and its signature."""
     return f"{metric.corpus_score(hypotheses, [references]).score:.2f}", str(metric.get_signature())
 
@@ -95,15 +101,35 @@ def scores(text: Text, tokens: list[str], raw: list[str], tokenised: list[str], 
         tokenised: the words of the reference.
         compounds: whether to compute the third score.
     """
-    results = {}
-    results["score"], results["signature"] = bleu(bleu_of(text), [text.detokenise(line) for line in tokens], raw)
+    results, plain = {}, [text.detokenise(line) for line in tokens]
+    sacrebleu, chrf = metrics_of(text)
+    results["score"], results["signature"] = measured(sacrebleu, plain, raw)
+    results["chrf"], results["chrf_signature"] = measured(chrf, plain, raw)
     # BLEU of words, as multi-bleu.perl and fairseq compute it.
-    plain = BLEU(tokenize="none", smooth_method="none", force=True)
-    results["tokenised"], results["tokenised_signature"] = bleu(plain, tokens, tokenised)
+    words = BLEU(tokenize="none", smooth_method="none", force=True)
+    results["tokenised"], results["tokenised_signature"] = measured(words, tokens, tokenised)
     if compounds:
         split = [[split_compounds(line) for line in side] for side in (tokens, tokenised)]
-        results["compound"], results["compound_signature"] = bleu(plain, *split)
+        results["compound"], results["compound_signature"] = measured(words, *split)
     return results
+
+
+def paired(text: Text, systems: dict[str, list[str]], references: list[str]) -> tuple[dict[str, list[Any]], int]:
+    """sacreBLEU's paired bootstrap of translations, each against the first: is a difference more than chance?
+
+    Args:
+        systems: detokenised translations by the name of the run.
+        references: the reference as it was published.
+
+    Returns:
+        sacreBLEU's results by score, in the order of the systems: mean, ci (half of the 95 % interval) and p_value; and
+        the number of resamples. There are fewer than 1,000 for a large test set, since all are in memory at once.
+    """
+    logging.getLogger("sacrebleu").setLevel(logging.WARNING)  # it logs each step
+    metrics = dict(zip(("BLEU", "chrF2"), metrics_of(text)))
+    count = max(100, min(1000, DRAWS // len(references)))
+    _, results = PairedTest(list(systems.items()), metrics, [references], "bs", count)()
+    return {"sacreBLEU": results["BLEU"], "chrF2": results["chrF2"]}, count
 
 
 def translations(run: Path, text: Text, raw: Path, words: Path, units: Path, compounds: bool) -> dict[str, str]:

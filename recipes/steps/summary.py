@@ -20,6 +20,7 @@ from tabulate import tabulate
 from fairseq_admin.logs import Log
 from fairseq_admin.method.schemes import SCHEMES
 from fairseq_admin.report import tables
+from fairseq_admin.text.tokens import Text
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.results import is_attempt, papers, read_log, with_rule
 
@@ -94,7 +95,30 @@ def fitted(text: str, columns: int) -> str:
     return "\n".join(lines) + mark + rest
 
 
-def write(run: Path, others: list[Path], command: str, raw: Path | None = None, pair: str = "") -> None:
+def paired(runs: list[Run], run: Path, raw: str, rules: Path) -> tuple[list[list[str]], str]:
+    """Rows of the scores' 95 % intervals and of p against a run, by sacreBLEU's paired bootstrap; and a note on them.
+
+    Args:
+        raw: the reference, as it was published.
+        rules: text.json, which has the target language.
+    """
+    from recipes.steps import score  # imports sacreBLEU
+
+    first = next(it.name for it in runs if it.folder == run)
+    systems = {it.name: read_lines(it.folder / "translations.txt") for it in runs}
+    systems = {first: systems.pop(first), **systems}
+    results, count = score.paired(Text.read(rules), systems, read_lines(raw))
+    rows = []
+    for metric, found in results.items():
+        cells = dict(zip(systems, found))
+        rows.append([f"{metric}, 95 %", *(f"{cells[it.name].mean:.2f} ± {cells[it.name].ci:.2f}" for it in runs)])
+        rows.append([f"{metric}, p", *("-" if it.name == first else f"{cells[it.name].p_value:.3f}" for it in runs)])
+    return rows, f"p: paired bootstrap against {first}, {count} resamples of the test set, one seed"
+
+
+def write(
+    run: Path, others: list[Path], command: str, raw: Path | None = None, pair: str = "", rules: Path | None = None
+) -> None:
     """Write RUN/run.json and RUN/summary.txt.
 
     Args:
@@ -102,6 +126,7 @@ def write(run: Path, others: list[Path], command: str, raw: Path | None = None, 
         command: the command that made the run.
         raw: of a translation: prefix of the raw test set, RAW.de and RAW.en.
         pair: of a translation: source and target language, as in de-en.
+        rules: of a translation: text.json. With it, the scores of several runs are compared.
     """
     sentences = samples(raw, pair, [run]) if raw else []
     write_lines(run / "run.json", [json.dumps(about(run, command, sentences), indent=2, ensure_ascii=False)])
@@ -112,8 +137,13 @@ def write(run: Path, others: list[Path], command: str, raw: Path | None = None, 
     seed = int(read_score(run)["seed"])
     following = [f"{command} METHOD={method} SEED={seed}" for method in missing] or [f"{command} SEED={seed + 1}"]
     text = [f"{run}: {pair}" if pair else str(run), ""]
-    text += table([["", *names], *([row.title, *row.cells] for row in tables.results(runs))])
-    text += [*sorted({f"signature: {it.score['signature']}" for it in runs}), ""]
+    results, note = [[row.title, *row.cells] for row in tables.results(runs)], ""
+    if rules and len(runs) > 1:
+        rows, note = paired(runs, run, f"{raw}.{pair.partition('-')[2]}", rules)
+        results += rows
+    text += [*table([["", *names], *results]), *filter(None, [note])]
+    keys = ("signature", "chrf_signature")
+    text += [*sorted({f"signature: {it.score[key]}" for it in runs for key in keys if it.score.get(key)}), ""]
     losses = [[row.title, *(cell or "-" for cell in row.cells)] for row in tables.losses(runs)]
     text += [*table([["bits per token, valid", *names], *losses]), ""]
     if raw:
