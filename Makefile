@@ -47,15 +47,15 @@ preflight: $(VENV)/ready
 
 ## make gpu-trial: the time of a step on a GPU, and the card's best (DEVICE=cpu to try it with tiny sizes)
 gpu-trial: $(VENV)/ready
-	@$(RUN) -m recipes.bench.trial
+	@$(RUN) -m recipes.research.bench.trial
 
 ## make table: all results so far next to the papers' numbers
 table: $(VENV)/ready
-	@$(RUN) -m recipes.figures.results_table "$${RUNS:-runs}"
+	@$(RUN) -m recipes.results_table "$${RUNS:-runs}"
 
 ## make figures: the figures of README.md and docs/, and the tables of docs/results.md, from the rows that docs/ keeps
 figures: $(VENV)/ready
-	@$(RUN) -m recipes.figures.docs
+	@$(RUN) -m recipes.research.figures
 
 ## make docs: the site of docs/ in site/, with every link and image checked
 docs: $(VENV)/ready
@@ -86,9 +86,9 @@ release: $(VENV)/ready
 
 ## make bench: the cost of Admin next to stock Post-LN, fast and plain (SIZES=: that alone), the host time of a GPU's step, and an attached BERT's
 bench: $(VENV)/ready
-	$(RUN) -m recipes.bench.speed $(if $(SIZES),--sizes $(SIZES)) --csv "$${RUNS:-runs}/bench/speed.csv"
-	$(if $(SIZES),,$(RUN) -m recipes.bench.speed --host --csv "$${RUNS:-runs}/bench/host.csv")
-	$(if $(SIZES),,$(RUN) -m recipes.bench.attached --csv "$${RUNS:-runs}/bench/attached.csv")
+	$(RUN) -m recipes.research.bench.speed $(if $(SIZES),--sizes $(SIZES)) --csv "$${RUNS:-runs}/bench/speed.csv"
+	$(if $(SIZES),,$(RUN) -m recipes.research.bench.speed --host --csv "$${RUNS:-runs}/bench/host.csv")
+	$(if $(SIZES),,$(RUN) -m recipes.research.bench.attached --csv "$${RUNS:-runs}/bench/attached.csv")
 
 ## make setup: only the virtual environment (TORCH=cpu|cuda|cu126 or pip's torch==..., PYTHON=, VENV=)
 setup: $(VENV)/ready

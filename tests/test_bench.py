@@ -1,4 +1,4 @@
-"""recipes/bench: do they measure and report? (Not how fast: a timed test would fail on a busy machine.)"""
+"""recipes/research/bench: do they measure and report? (Not how fast: a timed test would fail on a busy machine.)"""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from reference import batch, build
 from torch.utils.flop_counter import FlopCounterMode
 
 from fairseq_admin.fast.plain import Fast
-from recipes.bench import attached, speed, trial
-from recipes.bench.counting import counts
-from recipes.bench.gpu import training_flops, utilisation
+from recipes.research.bench import attached, speed, trial
+from recipes.research.bench.counting import counts
+from recipes.research.bench.gpu import training_flops, utilisation
 
 
 def kept(file: Path) -> list[dict[str, str]]:
@@ -97,7 +97,7 @@ def test_a_trial_refuses_in_one_line(word: str, line: str, tmp_path: Path) -> No
     """Are mistakes refused in one line before any work, as make passes them on?"""
     name, _, value = word.partition("=")
     more = make_environment(MAKEFLAGS=f" -- {word} RUNS={tmp_path}/runs", **{name: value, "RUNS": f"{tmp_path}/runs"})
-    command = [sys.executable, "-m", "recipes.bench.trial"]
+    command = [sys.executable, "-m", "recipes.research.bench.trial"]
     done = subprocess.run(command, cwd=ROOT, env=more, capture_output=True, text=True)
     assert done.returncode == 2 and not (tmp_path / "runs").exists()
     assert done.stderr.startswith(line) and done.stderr.count("\n") == 1

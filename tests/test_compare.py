@@ -9,16 +9,16 @@ import pytest
 from scipy import stats
 
 from fairseq_admin.logs import Log
-from recipes.compare.intervals import contrast, with_interval
-from recipes.compare.outcome import loss, mean_of_last, still_falling, verdict
-from recipes.compare.ranking import rankings, table
-from recipes.compare.rows import read_results, write_runs
-from recipes.figures import drawing, protocol
-from recipes.figures.drawing import draw_accuracies, draw_losses, draw_rates
 from recipes.grid.front import of
 from recipes.grid.runs import last_change, unigram_entropy
 from recipes.grid.texts import reversed_pairs
 from recipes.recipe import read
+from recipes.research import drawing, protocol
+from recipes.research.drawing import draw_accuracies, draw_losses, draw_rates
+from recipes.research.intervals import contrast, with_interval
+from recipes.research.outcome import loss, mean_of_last, still_falling, verdict
+from recipes.research.ranking import rankings, table
+from recipes.research.rows import read_results, write_runs
 
 NAN, INF = math.nan, math.inf
 

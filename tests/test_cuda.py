@@ -23,8 +23,8 @@ from fairseq_admin.fast import graphs, loss
 from fairseq_admin.fast.attention import FastAttention
 from fairseq_admin.method import provenance
 from fairseq_admin.radam import FairseqRAdam
-from recipes.bench.speed import faked_device
-from recipes.bench.step import batches, trainer
+from recipes.research.bench.speed import faked_device
+from recipes.research.bench.step import batches, trainer
 
 
 @pytest.mark.cuda

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from conftest import front
 
-from recipes.compare.ranking import table
-from recipes.compare.rows import read_results
 from recipes.grid import runs, texts
 from recipes.grid.front import of
 from recipes.recipe import read
+from recipes.research.ranking import table
+from recipes.research.rows import read_results
 from recipes.steps.common import write_lines
 
 

@@ -24,8 +24,8 @@ from fairseq_admin.architectures.config import AdminOptions, DeeperOptions
 from fairseq_admin.method.schemes import RULES, SCHEMES
 from fairseq_admin.radam import RAdam, RAdamConfig
 from fairseq_admin.schedule import DecayConfig
-from recipes.compare.ranking import learning
-from recipes.figures.docs import TABLES, write_tables
+from recipes.research.figures import TABLES, write_tables
+from recipes.research.ranking import learning
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 

@@ -1,19 +1,16 @@
-"""docs/examples/omega_screen.py and cases.py at tiny sizes: their runs and methods."""
+"""The screens and cases of recipes/research at tiny sizes: their runs and methods."""
 
 from __future__ import annotations
 
 import math
-import sys
 
 import pytest
 import torch
 from conftest import ROOT
 from torch import nn
 
-sys.path.insert(0, str(ROOT / "docs/examples"))
-
-import cases  # noqa: E402
-import omega_screen as screen  # noqa: E402
+from recipes.research import cases
+from recipes.research import omega_screen as screen
 
 
 @pytest.fixture(scope="module")

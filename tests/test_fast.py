@@ -31,8 +31,8 @@ from fairseq_admin.fast.attention import FastAttention, padding_bias
 from fairseq_admin.fast.dropout import FastDropout
 from fairseq_admin.fast.plain import Fast
 from fairseq_admin.method.schemes import MODEL_SCHEMES
-from recipes.bench.counting import Operations
-from recipes.bench.speed import faked_device
+from recipes.research.bench.counting import Operations
+from recipes.research.bench.speed import faked_device
 
 DROPPED = {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.1}
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fairseq_admin.analysis import figure
-from recipes.figures import docs
-from recipes.figures.drawing import ALWAYS
+from recipes.research import figures
+from recipes.research.drawing import ALWAYS
 from recipes.steps.results import as_cell
 
 
@@ -16,7 +16,7 @@ def test_loss() -> None:
         {"method": name, "rule": rules.get(name, ""), "valid": as_cell(curve), "score": "99.56"}
         for name, curve in curves.items()
     ]
-    (axes,) = docs.draw_results(rows, 6.0).axes
+    (axes,) = figures.draw_results(rows, 6.0).axes
     drawn = [line for line in axes.lines if line.get_linewidth() == 1.6]
     assert [(line.get_label(), line.get_linestyle()) for line in drawn] == [
         ("Post-LN: 6.30 bits, BLEU 99.6", "-"),

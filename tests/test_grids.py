@@ -16,10 +16,10 @@ import pytest
 from conftest import ROOT, front
 from test_compare import result
 
-from recipes.compare.rows import write_runs
 from recipes.grid.front import of
 from recipes.grid.runs import improved
 from recipes.recipe import collect, files, read
+from recipes.research.rows import write_runs
 from recipes.steps.common import write_lines
 from recipes.steps.guard import locked
 

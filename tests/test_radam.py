@@ -21,7 +21,7 @@ from fairseq_admin.errors import AdminError
 from fairseq_admin.fast.radam import FP16Optimizer
 from fairseq_admin.radam import FairseqRAdam, RAdam, RAdamConfig
 from fairseq_admin.rates import AdamByGroup, set_lr_group
-from recipes.bench.counting import Operations
+from recipes.research.bench.counting import Operations
 
 SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.1}
 

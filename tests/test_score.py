@@ -8,7 +8,7 @@ import pytest
 from conftest import run_module
 
 from fairseq_admin.text.tokens import Text
-from recipes.figures import results_table
+from recipes import results_table
 from recipes.steps import results, score
 from recipes.steps.common import write_lines
 from recipes.text import write_rules
@@ -150,7 +150,7 @@ def test_the_table_sets_means_beside_the_papers_numbers():
 
 def test_the_papers_numbers_are_of_recipes_that_there_are(tmp_path):
     results.keep(tmp_path / "results.csv", row("iwslt14", "admin", 1, "35.50"))
-    done = run_module("recipes.figures.results_table", tmp_path, log=tmp_path / "log")
+    done = run_module("recipes.results_table", tmp_path, log=tmp_path / "log")
     assert done.status == 0 and done.output == (tmp_path / "table.md").read_text(encoding="utf-8")
     lines = done.output.splitlines()
     assert sum(line.startswith(("| wmt14-", "| iwslt14")) for line in lines) == 21

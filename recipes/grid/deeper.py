@@ -9,11 +9,11 @@ from typing import Any
 
 from fairseq_admin.logs import Log
 from recipes.chain import Step
-from recipes.compare.rows import Row
 from recipes.grid import texts
 from recipes.grid.grids import Axes, Grid
 from recipes.grid.runs import GUESS, GridRun, accuracy, cost
 from recipes.recipe import Recipe, validated
+from recipes.research.rows import Row
 from recipes.settings import Training
 from recipes.steps.checkpoints import newest
 from recipes.steps.common import write_lines

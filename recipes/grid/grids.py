@@ -19,13 +19,13 @@ from tqdm import tqdm
 from fairseq_admin.method.schemes import SCHEMES
 from recipes import recipe as recipes
 from recipes import slurm
-from recipes.compare.ranking import rankings
-from recipes.compare.rows import read_results
 from recipes.grid import texts
 from recipes.grid.runs import GENERATE_ARGS, GridRun, TranslationRun, last_change
 from recipes.machines import visible_gpus
 from recipes.processes import Job, run_jobs
 from recipes.recipe import Recipe, validated
+from recipes.research.ranking import rankings
+from recipes.research.rows import read_results
 from recipes.steps.guard import locked
 
 Axes = dict[str, str]
@@ -153,7 +153,7 @@ class Grid:
             self._make()
 
     def _make(self) -> None:
-        from recipes.figures import drawing  # imports matplotlib
+        from recipes.research import drawing  # imports matplotlib
 
         if protocol := getattr(self.settings, "PROTOCOL", ""):
             last_change(Path(protocol))

@@ -19,9 +19,9 @@ from typing import Any
 
 from fairseq_admin.logs import Log
 from recipes.chain import Step
-from recipes.compare.outcome import verdict
-from recipes.compare.rows import Row, write_runs
 from recipes.processes import Diverged
+from recipes.research.outcome import verdict
+from recipes.research.rows import Row, write_runs
 from recipes.steps.checkpoints import furthest, newest
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.guard import locked

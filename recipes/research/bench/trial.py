@@ -1,7 +1,7 @@
 """`make gpu-trial`: the measurements of bench/gpu.py, each in a process of its own, and a table of their rows.
 
-    python -m recipes.bench.trial RUNS=runs    # runs/gpu-trial/rows.csv
-    python -m recipes.bench.trial DEVICE=cpu   # tiny sizes, in runs/gpu-trial-cpu, to try it
+    python -m recipes.research.bench.trial RUNS=runs    # runs/gpu-trial/rows.csv
+    python -m recipes.research.bench.trial DEVICE=cpu   # tiny sizes, in runs/gpu-trial-cpu, to try it
 
 NAME.log has a row as soon as it is measured, so the trial may be stopped at any time. Started again, it repeats only
 the measurements that have not succeeded on this card, with this torch and at this commit.
@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 
-from recipes.bench.common import machine
-from recipes.compare.rows import write_runs
 from recipes.processes import process_group
 from recipes.recipe import collect
+from recipes.research.bench.common import machine
+from recipes.research.rows import write_runs
 from recipes.steps.common import run
 
 PRECISIONS = {"cuda": ("fp16", "bf16"), "cpu": ("fp32",)}
@@ -46,7 +46,7 @@ def measure(folder: Path, names: Sequence[str]) -> None:
             print(name, flush=True)
             with path.open("w") as out, process_group() as group:
                 print(here, file=out, flush=True)
-                command = [sys.executable, "-m", "recipes.bench.gpu", name]
+                command = [sys.executable, "-m", "recipes.research.bench.gpu", name]
                 done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, process_group=group.pid)
                 print(f"\nstatus {done.returncode}", file=out)
             log = path.read_text(errors="replace").splitlines()

@@ -1,8 +1,8 @@
 """Does one learning rate serve every depth? The language model's runs of docs/protocol-depth.md.
 
-    OMP_NUM_THREADS=1 python docs/examples/depth_screen.py kappa       # runs of part 1 that docs/rows/depth.csv lacks
-    OMP_NUM_THREADS=1 python docs/examples/depth_screen.py transfer    # the same for part 2
-    python docs/examples/depth_screen.py table                         # tables and verdicts, from the rows
+    OMP_NUM_THREADS=1 python -m recipes.research.depth_screen kappa       # runs of part 1 that the rows lack
+    OMP_NUM_THREADS=1 python -m recipes.research.depth_screen transfer    # the same for part 2
+    python -m recipes.research.depth_screen table                         # tables and verdicts, from the rows
 
 The model, its text and its batches are those of nn_transformer.py, at several depths. A branch is divided by one number
 where it is written, which is what `admin.attach` does: LN(x + f / omega) = LN(omega x + f). A finished run is a row at
@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from nn_transformer import BATCH, WARM_UP, LanguageModel, frequencies_alone, loss, read
-from omega_screen import DOCS, bits, commit, load
 from torch import Tensor, nn
 
-from recipes.compare.intervals import with_interval
+from docs.examples.nn_transformer import BATCH, WARM_UP, LanguageModel, frequencies_alone, loss, read
+from recipes.research.intervals import with_interval
+from recipes.research.omega_screen import DOCS, bits, commit, load
 
 FIELDS = [
     "part",
@@ -93,7 +93,7 @@ def divide(model: LanguageModel, omega: float) -> None:
         layer.linear2.register_forward_hook(lambda module, inputs, output: output / omega)
 
 
-def train_one(method: str, layers: int, rate: float, seed: int, updates: int, texts: tuple[Tensor, Tensor]) -> Row:
+def train_one(method: str, layers: int, rate: float, seed: int, updates: int, texts: list[Tensor]) -> Row:
     """Train one model. Returns the bits a word held out; a run ends early where they are not a finite number."""
     train, valid = texts
     torch.manual_seed(seed)
@@ -232,7 +232,8 @@ def optimum(rates: dict[float, float], most: float) -> float:
     points = [(math.log2(rate), value) for rate, value in rates.items() if value <= most]
     if len(points) < 3:
         return math.nan
-    a, b, _ = np.polyfit(*zip(*points), 2)
+    x, y = zip(*points)
+    a, b, _ = np.polyfit(x, y, 2)
     return float(-b / (2 * a)) if a > 0 else math.nan
 
 

@@ -1,6 +1,6 @@
 """All results so far next to the papers' numbers: `make table`.
 
-    python -m recipes.figures.results_table runs
+    python -m recipes.results_table runs
 
 reads runs/results.csv, writes runs/table.md and runs/table.csv, and prints table.md. A row summarises all runs with the
 same recipe, method, rule and preset. The papers report tokenised BLEU, so compare them with that column.
@@ -12,7 +12,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from recipes.compare.rows import grouped, write_table
+from recipes.research.rows import grouped, write_table
 from recipes.steps.common import run
 from recipes.steps.results import is_attempt, papers, read
 

@@ -2,8 +2,8 @@
 
 Both models train in turns, on one CPU thread, in process CPU time. Each turn gives one ratio; the row has their median.
 
-    python -m recipes.bench.attached                                  # 12 layers of width 768: BERT-base
-    python -m recipes.bench.attached --layers 6 --width 128 --pairs 5 --csv attached.csv
+    python -m recipes.research.bench.attached                                  # 12 layers of width 768: BERT-base
+    python -m recipes.research.bench.attached --layers 6 --width 128 --pairs 5 --csv attached.csv
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import transformers
 from torch import nn
 
 import fairseq_admin.pytorch as admin
-from recipes.bench.common import interleaved, machine, timed
-from recipes.compare.rows import write_runs
+from recipes.research.bench.common import interleaved, machine, timed
+from recipes.research.rows import write_runs
 
 WORDS, SENTENCES, LENGTH = 1000, 4, 128
 

@@ -36,9 +36,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from recipes.compare.intervals import FEWEST, NOT_SHOWN, Interval, contrast, in_words, judged, with_interval
-from recipes.compare.outcome import last, loss, still_falling
-from recipes.compare.rows import TITLES, Row, grouped
+from recipes.research.intervals import FEWEST, NOT_SHOWN, Interval, contrast, in_words, judged, with_interval
+from recipes.research.outcome import last, loss, still_falling
+from recipes.research.rows import TITLES, Row, grouped
 
 BASE = "admin"
 DEEPER_BASES = ("dt-fixup", "admin", "post-ln")

@@ -8,9 +8,9 @@ With --host the step is that of the CPU thread that starts a GPU's kernels: fast
 Dropout is one operation, as on a GPU (native_dropout). Attention has no dropout: torch's kernel for CPUs cannot drop,
 and the kernel for GPUs drops by itself. At width 16 the arithmetic hardly counts.
 
-    python -m recipes.bench.speed                                      # 18L-18L at widths 16, 256 and 512
-    python -m recipes.bench.speed --sizes 6:512:1024 60-12:512:1024    # layers, width, target tokens
-    python -m recipes.bench.speed --host                               # 18L-18L and 60L-12L at width 16
+    python -m recipes.research.bench.speed                                      # 18L-18L at widths 16, 256 and 512
+    python -m recipes.research.bench.speed --sizes 6:512:1024 60-12:512:1024    # layers, width, target tokens
+    python -m recipes.research.bench.speed --host                               # 18L-18L and 60L-12L at width 16
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tabulate import tabulate
 from torch import Tensor
 
 from fairseq_admin.fast.plain import Fast
-from recipes.bench.common import interleaved, machine, timed
-from recipes.bench.counting import counts
-from recipes.bench.step import batches, trainer
-from recipes.compare.rows import Row, write_runs
+from recipes.research.bench.common import interleaved, machine, timed
+from recipes.research.bench.counting import counts
+from recipes.research.bench.step import batches, trainer
+from recipes.research.rows import Row, write_runs
 
 COMPARED = ("stock", "pre-ln", "plain", "fast")
 """Keys of step.METHODS; the first is what the others are compared with."""

@@ -1,7 +1,7 @@
 """The claims of docs/protocol.md and docs/protocol-omega.md, from the rows of their runs.
 
-    python -m recipes.figures.protocol docs/rows/protocol.csv -o protocol.png
-    python -m recipes.figures.protocol docs/rows/protocol.csv docs/rows/protocol-omega.csv -o protocol-omega.png
+    python -m recipes.research.protocol docs/rows/protocol.csv -o protocol.png
+    python -m recipes.research.protocol docs/rows/protocol.csv docs/rows/protocol-omega.csv -o protocol-omega.png
 
 The first command prints the groups of the first protocol, each comparison whose runs are complete, and its power given
 the spread of the rows. The second prints the bridge, the groups and the comparisons of rules. At 18L-18L two of the
@@ -21,10 +21,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
-from recipes.compare.intervals import LEVEL, NOT_SHOWN, Interval, contrast, judged
-from recipes.compare.outcome import bounded, loss
-from recipes.compare.rows import TITLES, Row, read_results, sizes
-from recipes.figures.drawing import draw_losses, save
+from recipes.research.drawing import draw_losses, save
+from recipes.research.intervals import LEVEL, NOT_SHOWN, Interval, contrast, judged
+from recipes.research.outcome import bounded, loss
+from recipes.research.rows import TITLES, Row, read_results, sizes
 from recipes.steps.common import run
 from recipes.steps.summary import titled
 

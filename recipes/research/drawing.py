@@ -1,6 +1,6 @@
 """Tables and figures of a grid, in its folder.
 
-runs.csv has a row for each run; table.csv and table.md compare the schemes (recipes/compare/ranking.py). rates.png
+runs.csv has a row for each run; table.csv and table.md compare the schemes (recipes/research/ranking.py). rates.png
 shows losses by rate, accuracy.png (make deeper) accuracies by the number of new layers.
 """
 
@@ -17,10 +17,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fairseq_admin.analysis.figure import ALWAYS, COLOURS, few_colours, plain_logarithmic
-from recipes.compare.intervals import FEWEST, LEVEL
-from recipes.compare.outcome import EXPLODED, LAST, PLATEAU, last, loss
-from recipes.compare.ranking import Measure, accuracy, by_level, learning, rankings, table
-from recipes.compare.rows import TITLES, Row, depths_of, grouped, sizes, titled, values, write_runs, write_table
+from recipes.research.intervals import FEWEST, LEVEL
+from recipes.research.outcome import EXPLODED, LAST, PLATEAU, last, loss
+from recipes.research.ranking import Measure, accuracy, by_level, learning, rankings, table
+from recipes.research.rows import TITLES, Row, depths_of, grouped, sizes, titled, values, write_runs, write_table
 from recipes.steps.common import replacing
 
 BITS = "bits per token, validation"
@@ -170,12 +170,12 @@ def draw_accuracies(rows: Sequence[Row]) -> Figure:
 
 def notes(rows: Sequence[Row]) -> Iterator[str]:
     """The notes below a table."""
-    yield f"Columns: recipes/compare/ranking.py. Brackets: Student's t over the seeds, {LEVEL:.0%}."
+    yield f"Columns: recipes/research/ranking.py. Brackets: Student's t over the seeds, {LEVEL:.0%}."
     if "entropy" in rows[0]:
         entropy = ", ".join(sorted({f"{row['entropy']:.3f}" for row in rows}))
         yield (
             f"Bits: the mean of a run's last {LAST} validations. A token has an entropy of {entropy} bits; a run "
-            f"learned if its last validation is below {PLATEAU} of that (recipes/compare/outcome.py)."
+            f"learned if its last validation is below {PLATEAU} of that (recipes/research/outcome.py)."
         )
         yield from (f"BLEU: {text}" for text in values((row for row in rows if row["signature"]), "signature"))
     code, machines = (", ".join(values(rows, name)) for name in ("commit", "hardware"))

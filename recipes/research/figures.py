@@ -12,9 +12,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from recipes.compare import ranking
-from recipes.compare.rows import TITLES, Row, read_results, titled
-from recipes.figures.drawing import draw_accuracies, draw_losses, draw_rates, save
+from recipes.research import ranking
+from recipes.research.drawing import draw_accuracies, draw_losses, draw_rates, save
+from recipes.research.rows import TITLES, Row, read_results, titled
 from recipes.steps import results
 from recipes.steps.common import run, write_lines
 from recipes.steps.results import from_cell

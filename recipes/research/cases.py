@@ -1,7 +1,7 @@
 """Public reports of models that do not train, as small models of our own: with each rule, as Pre-LN, and by diagnose.
 
-    OMP_NUM_THREADS=1 python docs/examples/cases.py run       # every run that docs/rows/cases.csv lacks
-    python docs/examples/cases.py table                       # the table in markdown, from the rows
+    OMP_NUM_THREADS=1 python -m recipes.research.cases run       # every run that docs/rows/cases.csv lacks
+    python -m recipes.research.cases table                       # the table in markdown, from the rows
 
 The reports are named by number in docs/cases.md; nothing of theirs is in here. A finished run is a row at once.
 """
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import fairseq_admin.pytorch as admin
 
-DOCS = Path(__file__).resolve().parents[1]
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 LAYERS, LENGTH, BATCH, WORDS = 12, 16, 16, 32
 UPDATES = 300
 RATE = 1e-3

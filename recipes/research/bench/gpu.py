@@ -1,8 +1,8 @@
 """One measurement of `make gpu-trial`, in a process of its own. It prints a line of JSON after `row: ` for each row.
 
-    python -m recipes.bench.gpu ceilings       # copies and products of matrices: the card's best
-    python -m recipes.bench.gpu fast-bf16      # steps of fairseq's trainer: METHOD-PRECISION
-    python -m recipes.bench.gpu bert-attached  # steps of Hugging Face's BERT-base in bf16
+    python -m recipes.research.bench.gpu ceilings       # copies and products of matrices: the card's best
+    python -m recipes.research.bench.gpu fast-bf16      # steps of fairseq's trainer: METHOD-PRECISION
+    python -m recipes.research.bench.gpu bert-attached  # steps of Hugging Face's BERT-base in bf16
 
 Without a GPU everything is tiny. All methods have the same batches, and stock runs import nothing of ours.
 """
@@ -25,8 +25,8 @@ import torch
 from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 
-from recipes.bench.common import interleaved, synchronize
-from recipes.bench.step import batches, trainer
+from recipes.research.bench.common import interleaved, synchronize
+from recipes.research.bench.step import batches, trainer
 
 SMALL = not torch.cuda.is_available()
 DEVICE = "CPU" if SMALL else torch.cuda.get_device_name()

@@ -1,10 +1,10 @@
 """Which rules for omega leave the plateau? The screen of docs/protocol-omega.md, and Var[f] as training begins.
 
-    OMP_NUM_THREADS=1 python docs/examples/omega_screen.py run           # runs that docs/rows/omega-screen.csv lacks
-    OMP_NUM_THREADS=1 python docs/examples/omega_screen.py variances     # docs/rows/omega-variances.csv
-    python docs/examples/omega_screen.py table                           # its tables in markdown, from the rows
-    OMP_NUM_THREADS=1 python docs/examples/omega_screen.py curves        # runs that docs/rows/24-layers.csv lacks
-    python docs/examples/omega_screen.py plot                            # the two figures, in docs/images
+    OMP_NUM_THREADS=1 python -m recipes.research.omega_screen run           # runs that docs/rows/omega-screen.csv lacks
+    OMP_NUM_THREADS=1 python -m recipes.research.omega_screen variances     # docs/rows/omega-variances.csv
+    python -m recipes.research.omega_screen table                           # its tables in markdown, from the rows
+    OMP_NUM_THREADS=1 python -m recipes.research.omega_screen curves        # runs that docs/rows/24-layers.csv lacks
+    python -m recipes.research.omega_screen plot                            # the two figures, in docs/images
 
 The model, its text and its batches are those of nn_transformer.py. A finished run is a row at once, so `run` can be
 stopped at any time and goes on where it was.
@@ -28,13 +28,13 @@ from typing import Any
 
 import matplotlib
 import torch
-from nn_transformer import BATCH, WARM_UP, LanguageModel, frequencies_alone, loss, read
 from torch import Tensor, nn
 
 import fairseq_admin.pytorch as admin
+from docs.examples.nn_transformer import BATCH, WARM_UP, LanguageModel, frequencies_alone, loss, read
 from fairseq_admin.analysis import figure
 
-DOCS = Path(__file__).resolve().parents[1]
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 LAYERS = 24
 RATES = [5e-4, 1e-3, 2e-3, 3e-3]
 SEEDS = [1, 2, 3]
@@ -111,8 +111,8 @@ def deepnorm(model: LanguageModel, batches: list[Tensor], rate: float) -> None:
 def divided(model: LanguageModel, batches: list[Tensor], rate: float) -> None:
     """Branches whose outputs start divided by the root of the number of sub-layers."""
     for _, _, _, last in branches(model):
-        last.weight /= math.sqrt(2 * LAYERS)
-        last.bias /= math.sqrt(2 * LAYERS)
+        for parameter in last.parameters():
+            parameter.div_(math.sqrt(2 * LAYERS))
 
 
 def uniform(model: LanguageModel, batches: list[Tensor], rate: float) -> None:
@@ -304,7 +304,13 @@ def sublayers(model: LanguageModel, batch: Tensor, norm_first: bool) -> list[dic
     norms: list[Any] = []
     shortcuts: list[Tensor] = []
     fs: list[Tensor] = []
-    observe(model, batch, lambda norm, x, f: (norms.append(norm), shortcuts.append(x), fs.append(f)))
+
+    def measure(norm: Any, x: Tensor, f: Tensor) -> None:
+        norms.append(norm)
+        shortcuts.append(x)
+        fs.append(f)
+
+    observe(model, batch, measure)
     rows = []
     x = model.norm(model.words(batch[:, :-1]) + model.positions.weight).detach()
     for i, (norm, shortcut, f) in enumerate(zip(norms, shortcuts, fs), 1):
@@ -472,7 +478,7 @@ def draw(rows: list[dict[str, str]]) -> Any:
 def draw_curves(rows: list[dict[str, str]]) -> Any:
     """Held-out bits against updates: a line a seed, a colour a method."""
     drawn, (axes,) = figure.panels(1, 3.4)
-    looks = {
+    looks: dict[str, dict[str, Any]] = {
         "post-ln": {"color": figure.colour("post-ln")},
         "pre-ln": {"color": figure.colour("pre-ln")},
         "reference": {"color": figure.colour("admin"), "linestyle": "--"},

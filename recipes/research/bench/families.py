@@ -5,12 +5,12 @@ Models in which a norm alone reads a sum x + f(x) are Post-LN. For each of these
 has. The row also says whether the output is the same bit for bit at ω = 1 and the same up to rounding once folded, or
 why the model cannot be folded and whether it learns ω.
 
-    python -m recipes.bench.families --csv docs/rows/families.csv     # all, more than half an hour
-    python -m recipes.bench.families bert bart xlnet
+    python -m recipes.research.bench.families --csv docs/rows/families.csv     # all, more than half an hour
+    python -m recipes.research.bench.families bert bart xlnet
 
 This also tries encoders of other libraries. Make an environment that has these libraries, and name them:
 
-    python -m recipes.bench.families recbole x-transformers joeynmt espnet --csv docs/rows/libraries.csv
+    python -m recipes.research.bench.families recbole x-transformers joeynmt espnet --csv docs/rows/libraries.csv
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 import fairseq_admin.pytorch as admin
 from fairseq_admin.errors import AdminError
 from fairseq_admin.pytorch.channel_flow import tensors
-from recipes.compare.rows import write_runs
+from recipes.research.rows import write_runs
 
 SECONDS, MEMORY = 100, 2**33
 """Seconds of CPU time and bytes of memory that one family may take."""
