@@ -27,22 +27,10 @@ from torch import Tensor, nn
 
 from docs.examples.nn_transformer import BATCH, WARM_UP, LanguageModel, frequencies_alone, loss, read
 from recipes.research.intervals import with_interval
-from recipes.research.omega_screen import DOCS, bits, commit, load
+from recipes.research.omega_screen import DOCS, final, load
+from recipes.steps.results import commit
 
-FIELDS = [
-    "part",
-    "method",
-    "layers",
-    "rate",
-    "seed",
-    "updates",
-    "100",
-    "300",
-    "600",
-    "frequencies",
-    "commit",
-    "seconds",
-]
+FIELDS = "part method layers rate seed updates 100 300 600 frequencies commit seconds".split()
 VALIDATED = [100, 300, 600]
 
 METHODS: dict[str, tuple[str, bool, Callable[[int], float]]] = {
@@ -93,6 +81,15 @@ def divide(model: LanguageModel, omega: float) -> None:
         layer.linear2.register_forward_hook(lambda module, inputs, output: output / omega)
 
 
+@torch.no_grad()
+def bits(model: nn.Module, valid: Tensor) -> float:
+    """Bits a word held out."""
+    model.eval()
+    value = loss(model, valid).item() / math.log(2)
+    model.train()
+    return value
+
+
 def train_one(method: str, layers: int, rate: float, seed: int, updates: int, texts: list[Tensor]) -> Row:
     """Train one model. Returns the bits a word held out; a run ends early where they are not a finite number."""
     train, valid = texts
@@ -119,12 +116,6 @@ def train_one(method: str, layers: int, rate: float, seed: int, updates: int, te
 
 
 # -- the rows ----------------------------------------------------------------------------------------------------------
-
-
-def final(row: Row) -> float:
-    """Bits after the last update; infinity for a run that diverged."""
-    value = float(row.get(str(row["updates"])) or math.inf)
-    return value if math.isfinite(value) else math.inf
 
 
 def outcomes(rows: Sequence[Row], part: str) -> dict[tuple[str, int], dict[float, dict[int, float]]]:
