@@ -12,7 +12,9 @@ import pytest
 import reference
 import torch
 from conftest import TRAIN
+from fairseq.trainer import Trainer
 from post_ln import QUIET, build, output
+from recorded import recording_without_gpu
 from test_fast_loss import DTYPES, assert_is_fairseqs
 from test_modes import QUICK, last, train, two_processes
 from test_radam import amp, assert_amp_is_float32, gradients, handled
@@ -23,7 +25,6 @@ from fairseq_admin.fast import graphs, loss
 from fairseq_admin.fast.attention import FastAttention
 from fairseq_admin.method import provenance
 from fairseq_admin.radam import FairseqRAdam
-from recipes.research.bench.speed import faked_device
 from recipes.research.bench.step import batches, trainer
 
 
@@ -116,53 +117,90 @@ def test_fused_radam_on_cuda(dtype: torch.dtype) -> None:
     torch.testing.assert_close(*results, rtol=1e-5 if dtype == torch.float32 else 2**-10, atol=1e-6)
 
 
-class Computed:
-    """Replaces a recorded pair if there is no GPU. Its replay computes the step instead."""
+STEPS = ("--lr", "1e-3", "--admin-init", "reference", "--log-interval", "4")
 
-    def __init__(self, losses_of: Callable[..., Any], batch: dict[str, Tensor], steps: graphs.RecordedSteps) -> None:
-        self.batch = {name: tensor.clone() for name, tensor in batch.items()}
-        self.losses_of, self.steps, self.scale = losses_of, steps, torch.ones(())
 
-    def replay_forward(self) -> None:
-        with torch.enable_grad(), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Tensor, "nonzero", None)  # it waits for the device, which no graph can record
-            self.loss, nll = self.losses_of(self.batch)
-        self.losses = self.loss.detach(), nll
+def small_trainer(method: str) -> Trainer:
+    """A trainer of a small model whose ω is profiled and whose monitor measures one step in four."""
+    made = trainer(method, 92, (2, 2), 16, "--fp16" if torch.cuda.is_available() else "--cpu", *STEPS)
+    made.cuda_env = None
+    return made
 
-    def replay_backward(self) -> None:
-        totals = self.steps.gradients
-        assert all(p.grad is total for p, total in totals.items())
-        for total, gradient in zip(totals.values(), torch.autograd.grad(self.loss, list(totals))):
-            total += self.scale * gradient
+
+def weights_of(made: Trainer) -> Tensor:
+    return torch.cat([p.detach().float().flatten() for p in made.model.parameters()])
+
+
+def assert_trained_alike(start: Tensor, recorded: Tensor, computed: Tensor) -> None:
+    assert (computed - start).norm() > 0.1
+    tolerance = 0.02 if torch.cuda.is_available() else 1e-5
+    assert (recorded - computed).norm() < tolerance * (computed - start).norm()
 
 
 @pytest.mark.cuda
 def test_recorded_steps_train_as_computed_ones() -> None:
     """Do recorded and computed steps give equal weights, with dropout, several shapes, and two batches per update?
 
-    A step that a hook or the monitor watches is computed, and so reaches them.
+    Of the two batches one may be replayed and the other computed, in either order. A step that a hook or the monitor
+    watches is computed, and so reaches them.
     """
-    there = torch.cuda.is_available()
-    samples = list(batches(64, 92, range(12, 36, 8)))
+    samples = list(batches(64, 92, range(12, 44, 8)))
     weights = []
     for method in ("graph", "fast"):
-        options = ("--lr", "1e-3", "--admin-init", "reference", "--log-interval", "4")
-        made = trainer(method, 92, (2, 2), 16, "--fp16" if there else "--cpu", *options)
-        made.cuda_env = None
-        weights.append(torch.cat([p.detach().float().flatten() for p in made.model.parameters()]))
-        for pair in 4 * (samples[:2], samples[1:], samples[:1]):
-            made.train_step(pair)
+        made = small_trainer(method)
+        weights.append(weights_of(made))
+        for numbers in 3 * ((0, 1), (1, 2), (0,), (3, 0)):
+            made.train_step([samples[number] for number in numbers])
             assert not made.model.monitor.due
-        weights.append(torch.cat([p.detach().float().flatten() for p in made.model.parameters()]))
+        weights.append(weights_of(made))
         calls: list[int] = []
         made.model.encoder.layers[0].fc1.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         made.train_step(samples[:1])
         assert calls == [1] and made.get_num_updates() == 13
         if method == "graph":
-            assert [pair is not None for pair in made.criterion.steps._pairs.values()] == [True] * 3
-    start, recorded, _, computed = weights
-    assert (computed - start).norm() > 0.1
-    assert (recorded - computed).norm() < (0.02 if there else 1e-5) * (computed - start).norm()
+            assert [pair is not None for pair in made.criterion.steps.pairs.values()] == [True] * 4
+            assert made.model.monitor.shown  # the monitor has measured
+    assert_trained_alike(weights[0], weights[1], weights[3])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_failed_recording_changes_nothing(
+    memory: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If a shape cannot be recorded, are its steps and other shapes' recorded steps as with computed ones?"""
+    samples = list(batches(64, 92, range(12, 28, 8)))
+
+    class Fails(graphs._Pair):
+        """For the first shape, runs out of memory or reads a tensor's value, which no graph can record."""
+
+        def __init__(self, losses_of: Callable[..., Any], batch: dict[str, Tensor], steps: Any) -> None:
+            def broken(**batch: Tensor) -> Any:
+                losses = losses_of(**batch)
+                if torch.cuda.is_available():
+                    torch.empty(2**50, device="cuda") if memory else losses[0].item()
+                raise torch.cuda.OutOfMemoryError("memory") if memory else RuntimeError("invalid")
+
+            first = batch["target"].shape == samples[0]["target"].shape
+            super().__init__(broken if first else losses_of, batch, steps)
+            if first:
+                self.replay_forward()  # the CPU's stand-in fails here
+
+    weights = []
+    with caplog.at_level(logging.WARNING):
+        for method in ("graph", "fast"):
+            made = small_trainer(method)
+            weights.append(weights_of(made))
+            with monkeypatch.context() as patch:
+                patch.setattr(graphs, "_Pair", Fails)
+                for numbers in 3 * ((0,), (1, 0), (1,), (0, 1)):
+                    made.train_step([samples[number] for number in numbers])
+            weights.append(weights_of(made))
+            if method == "graph":
+                assert [pair is not None for pair in made.criterion.steps.pairs.values()] == [False, True]
+    assert sum("are computed, not replayed" in record.getMessage() for record in caplog.records) == 1
+    assert not torch.cuda.is_available() or torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert_trained_alike(weights[0], weights[1], weights[3])
 
 
 def test_says_why_steps_are_not_recorded(caplog: pytest.LogCaptureFixture) -> None:
@@ -259,10 +297,8 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(kind, "cuda", lambda self: self)
     monkeypatch.setattr(torch.cuda.amp, "GradScaler", partial(torch.amp.GradScaler, "cpu"))
     half = partial(torch.autocast, "cpu", torch.float16)
-    monkeypatch.setattr(graphs, "_Pair", Computed)
-    monkeypatch.setattr(loss, "obstacles", lambda model: [])
     monkeypatch.setattr(torch, "autocast", lambda kind, **options: half(**options))
-    with faked_device():
+    with recording_without_gpu():
         yield
 
 
@@ -270,3 +306,10 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_what_no_gpu_has_seen_runs(test: Callable[[], None], faked: None) -> None:
     """Do the tests above run here? (Otherwise, their mistakes would only show on a GPU.)"""
     test()
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_failed_recording_changes_nothing_here(
+    memory: bool, faked: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    test_a_failed_recording_changes_nothing(memory, monkeypatch, caplog)

@@ -11,6 +11,7 @@ from .config import TransformerAdminConfig, fill_sizes, flat_translation, nested
 from .presets import register_presets
 from .refusals import refuse_unsuitable
 from .scheme_model import SchemeModel
+from .shaped_pairs import shape_batches
 
 
 @register_model("transformer_admin", dataclass=TransformerAdminConfig)
@@ -67,6 +68,8 @@ class TransformerAdminModel(SchemeModel, TransformerModelBase):
         for stack, place in zip((transformer_cfg.encoder, transformer_cfg.decoder), norm):
             stack.normalize_before = place == "before"
         model = super().build_model(transformer_cfg, task)
+        if transformer_cfg.admin_fast == "graph" and hasattr(task, "load_dataset"):
+            shape_batches(task)
         options = getattr(task, "cfg", None) or getattr(task, "args", None)
         model.aligned = getattr(options, "load_alignments", False)
         model.decoder.left_pad_target = str(getattr(options, "left_pad_target", False)) == "True"

@@ -34,10 +34,8 @@ def _additive_mask(hidden: Tensor, like: Tensor, cpu: bool) -> Tensor:
 
     On CPUs the result may be longer than S. It hides all positions after S.
     """
-    if torch.is_autocast_enabled(like.device.type):
-        dtype = torch.get_autocast_dtype(like.device.type)
-    else:
-        dtype = like.dtype
+    kind = like.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
     length = hidden.size(-1)
     width = max(length, ROW) if cpu else (length // ALIGNED + 1) * ALIGNED
     bias = like.new_full((*hidden.shape[:-1], width), -math.inf, dtype=dtype)

@@ -13,7 +13,7 @@ torch's linear_cross_entropy and liger-kernel do not return the loss without smo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from fairseq.criterions import register_criterion
@@ -21,6 +21,7 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterion,
     LabelSmoothedCrossEntropyCriterionConfig,
 )
+from fairseq.logging import metrics
 from fairseq.models import BaseFairseqModel, FairseqDecoder
 from fairseq.models.transformer import TransformerModelBase
 from torch import Tensor
@@ -100,25 +101,30 @@ def _gives_logits(model: Any) -> bool:
     return len(ways) == 2 and STOCK.issuperset(ways) and getattr(decoder, "adaptive_softmax", None) is None
 
 
-class _Computed(NamedTuple):
-    """Stands in for the model when its losses have been computed already."""
-
-    losses: tuple[Tensor, Tensor]
-
-    def __call__(self, **_: Any) -> None:
-        return None
-
-
 @register_criterion("label_smoothed_cross_entropy_fast", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
 class FastLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     """fairseq's criterion, with its options. For an adaptive softmax and the like, fairseq's own code runs."""
 
     steps: RecordedSteps | None = None
+    replayed: Any = None
+    """The losses of the current batch, if they came from a replay."""
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> Any:
         """Compute the loss as fairseq does. With `--admin-fast graph` a training step is replayed."""
-        losses = self._replayed(model, sample) if reduce and model.training else None
-        return super().forward(model if losses is None else _Computed(losses), sample, reduce=reduce)
+        self.replayed = self._replayed(model, sample) if reduce and model.training else None
+        computed = model if self.replayed is None else lambda **_: self.replayed
+        loss, size, log = super().forward(computed, sample, reduce=reduce)
+        if model.training and self.steps is not None and self.steps.recordable:
+            log["replayed"] = int(self.replayed is not None)
+        return loss, size, log
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: Any) -> None:
+        """Log what fairseq's criterion logs, and the share of batches that were replayed."""
+        super().reduce_metrics(logging_outputs)
+        replayed = [log["replayed"] for log in logging_outputs if "replayed" in log]
+        if replayed:
+            metrics.log_scalar("replayed", sum(replayed) / len(replayed), len(replayed), round=3)
 
     def _replayed(self, model: Any, sample: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
         """The losses of a recorded step, or None if the step is to be computed."""
@@ -129,9 +135,8 @@ class FastLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             self.steps = RecordedSteps(model, obstacles(model) + [reason for reason, holds in reasons.items() if holds])
         batch = {**sample["net_input"], "target": sample["target"]}
 
-        def losses_of(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-            net_input = {name: batch[name] for name in sample["net_input"]}
-            return self.compute_loss(model, model(**net_input), {"target": batch["target"]})
+        def losses_of(target: Tensor, **net_input: Tensor) -> tuple[Tensor, Tensor]:
+            return self.compute_loss(model, model(**net_input), {"target": target})
 
         return self.steps.losses(losses_of, batch)
 
@@ -139,8 +144,8 @@ class FastLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         self, model: Any, net_output: Any, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, Tensor]:
         """Compute the loss as fairseq does. With `reduce` the backward overwrites the model's output."""
-        if isinstance(model, _Computed):
-            return model.losses
+        if net_output is self.replayed:
+            return net_output
         if not (reduce and _gives_logits(model)):
             return super().compute_loss(model, net_output, sample, reduce=reduce)
         logits, target = net_output[0].flatten(0, -2), model.get_targets(sample, net_output)
