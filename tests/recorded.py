@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fairseq_admin.fast import graphs, loss
-from recipes.bench.speed import faked_device
+from recipes.research.bench.speed import faked_device
 
 
 class Computed:

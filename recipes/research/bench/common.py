@@ -29,10 +29,19 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
+def seconds(action: Callable[[], object], clock: Callable[[], float] = time.process_time) -> float:
+    """Seconds of an action, its work on a GPU included."""
+    synchronize()
+    start = clock()
+    action()
+    synchronize()
+    return clock() - start
+
+
 def interleaved(
     actions: Sequence[Callable[[], object]], rounds: int, clock: Callable[[], float] = time.process_time
 ) -> list[list[float]]:
-    """Seconds of each action in each round, the work on a GPU included.
+    """Seconds of each action in each round.
 
     The actions take turns, so other work on the machine affects all alike. A round of warm-up comes first. The order
     is reversed from one round to the next.
@@ -40,12 +49,8 @@ def interleaved(
     times: list[list[float]] = [[] for _ in actions]
     for turn in range(rounds + 1):
         for number in sorted(range(len(actions)), reverse=turn % 2 == 0):
-            synchronize()
-            start = clock()
-            actions[number]()
-            synchronize()
-            times[number].append(clock() - start)
-    return [seconds[1:] for seconds in times]
+            times[number].append(seconds(actions[number], clock))
+    return [each[1:] for each in times]
 
 
 def timed(times: Sequence[float], stock: Sequence[float], name: str) -> dict[str, float]:

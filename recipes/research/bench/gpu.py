@@ -2,6 +2,8 @@
 
     python -m recipes.research.bench.gpu ceilings       # copies and products of matrices: the card's best
     python -m recipes.research.bench.gpu fast-bf16      # steps of fairseq's trainer: METHOD-PRECISION
+    python -m recipes.research.bench.gpu text-fast-bf16 # two epochs of the batches that fairseq makes of Multi30k
+    python -m recipes.research.bench.gpu memory-fp16    # the memory of recorded steps: --admin-fast graph
     python -m recipes.research.bench.gpu bert-attached  # steps of Hugging Face's BERT-base in bf16
 
 Without a GPU everything is tiny. All methods have the same batches, and stock runs import nothing of ours.
@@ -9,6 +11,7 @@ Without a GPU everything is tiny. All methods have the same batches, and stock r
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import logging
@@ -25,8 +28,8 @@ import torch
 from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 
-from recipes.research.bench.common import interleaved, synchronize
-from recipes.research.bench.step import batches, trainer
+from recipes.research.bench.common import interleaved, seconds, synchronize
+from recipes.research.bench.step import batches, read_lengths, trainer
 
 SMALL = not torch.cuda.is_available()
 DEVICE = "CPU" if SMALL else torch.cuda.get_device_name()
@@ -148,15 +151,21 @@ def flops_of(batch: dict[str, Any]) -> int:
     return training_flops(sentences, source, target, layers=LAYERS, width=WIDTH, ffn=4 * WIDTH, words=WORDS + 4)
 
 
+def trainer_of(method: str, precision: str, *further: str, **more: Any) -> Any:
+    """The trainer of a method."""
+    if "stock" in method:  # hydra would import our plugin
+        sys.modules["hydra_plugins"] = SimpleNamespace(__name__="hydra_plugins", __path__=[])  # type: ignore[assignment]
+    made = trainer(method, WORDS, LAYERS, WIDTH, "--cpu" if SMALL else f"--{precision}", *further, **more)
+    made.cuda_env = None  # fairseq would reset the peak of memory to log it
+    return made
+
+
 def steps(method: str, precision: str) -> None:
     """Print a row for each size of batch: the time of one training step on each of several shapes.
 
     Three steps on each shape come first. They warm up, and they record graphs.
     """
-    if "stock" in method:  # hydra would import our plugin
-        sys.modules["hydra_plugins"] = SimpleNamespace(__name__="hydra_plugins", __path__=[])  # type: ignore[assignment]
-    made = trainer(method, WORDS, LAYERS, WIDTH, "--cpu" if SMALL else f"--{precision}")
-    made.cuda_env = None  # fairseq would reset the peak of memory to log it
+    made = trainer_of(method, precision)
     for tokens in TOKENS:
         samples = list(batches(tokens, WORDS, LONGEST))
         actions = [partial(made.train_step, [batch]) for batch in samples]
@@ -164,6 +173,58 @@ def steps(method: str, precision: str) -> None:
         columns = profiled(actions[-1], times[-1])
         columns["updates"] = made.get_num_updates()  # fewer than steps: fp16 overflowed
         write(method, precision, times, statistics.mean(map(flops_of, samples)), tokens=tokens, **columns)
+
+
+def used_gib() -> float:
+    """Memory of the GPU that is taken, by this process and others, in GiB; 0 without a GPU."""
+    free, total = (0, 0) if SMALL else torch.cuda.mem_get_info()
+    return (total - free) / 2**30
+
+
+def over_text(method: str, precision: str) -> None:
+    """Print a row for each size of batch and each of two epochs of Multi30k, with random words: the time of a step.
+
+    `replayed` is the share of steps that were replayed, `used_gib` the memory taken since the trainer was built, and
+    `tokens_s` counts the tokens of both sides, without padding. Other columns count padding.
+    """
+    for tokens in TOKENS:
+        gc.collect()
+        torch.cuda.empty_cache()
+        before, lengths = used_gib(), read_lengths("multi30k")[:: 500 if SMALL else 1]
+        made = trainer_of(method, precision, "--max-tokens", str(tokens), "--num-workers", "0", lengths=lengths)
+        iterator = made.get_train_iterator(1)
+        for epoch in (1, 2):
+            samples = list(iterator.next_epoch_itr())
+            times, replayed = [], 0
+            for sample in samples:
+                times.append(seconds(partial(made.train_step, [sample]), time.perf_counter))
+                replayed += getattr(made.criterion, "replayed", None) is not None
+            real = sum(sample["ntokens"] + int(sample["net_input"]["src_lengths"].sum()) for sample in samples)
+            columns = {"tokens": tokens, "epoch": epoch, "steps": len(times), "updates": made.get_num_updates()}
+            columns |= {"replayed": replayed / len(times), "used_gib": used_gib() - before}
+            columns["tokens_s"] = real / sum(times)
+            write(f"{method}, text", precision, times, statistics.mean(map(flops_of, samples)), **columns)
+        del made, iterator
+
+
+def memory(precision: str) -> None:
+    """Print a row each with 0, 16 and 64 recorded shapes of batch: the memory taken since the trainer was built.
+
+    The last step before a row is computed as usual, so that its memory counts too. Times are those of the steps since
+    the row before: computed as usual, then recorded and replayed once.
+    """
+    before = used_gib()
+    made = trainer_of("graph", precision)
+    samples = list(batches(TOKENS[len(TOKENS) // 2], WORDS, range(16, 64 if SMALL else 528, 8)))
+    made.train_step(samples[:1])  # the monitor measures a run's first step
+    for start, end in ((0, 0), (0, len(samples) // 4), (len(samples) // 4, len(samples))):
+        chosen = samples[start:end] or samples
+        times = [seconds(partial(made.train_step, [sample]), time.perf_counter) for sample in chosen]
+        hook = made.model.register_forward_hook(lambda *_: None)  # a step that a hook watches is computed
+        made.train_step(samples[:1])
+        hook.remove()
+        shapes = sum(pair is not None for pair in made.criterion.steps.pairs.values())
+        write("memory", precision, times, shapes=shapes, used_gib=used_gib() - before, updates=made.get_num_updates())
 
 
 def bert(method: str) -> None:
@@ -196,6 +257,10 @@ def main() -> None:
     kind, _, last = sys.argv[1].rpartition("-")
     if kind == "bert":
         bert(last)
+    elif kind == "memory":
+        memory(last)
+    elif kind.startswith("text-"):
+        over_text(kind.removeprefix("text-"), last)
     elif kind:
         steps(kind, last)
     else:

@@ -31,7 +31,8 @@ DONE = "status 0"
 
 def names_for(precisions: Sequence[str]) -> list[str]:
     """The measurements, the most informative first."""
-    ours = [f"{method}-{precision}" for precision in precisions for method in ("graph", "fast", "stock-adamw")]
+    first = ("text-readme", "text-stock-adamw", "memory", "graph", "fast", "stock-adamw")
+    ours = [f"{method}-{precision}" for precision in precisions for method in first]
     others = [f"{method}-{precision}" for method in ("stock", "plain") for precision in precisions]
     return ["ceilings", *ours, *others, "bert-stock", "bert-attached", "bert-compiled"]
 
