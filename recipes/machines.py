@@ -156,7 +156,7 @@ def plan(settings: Training) -> Machines:
     memory = s.MEMORY or min((gpu.memory for gpu in cards if gpu.memory), default=None)
     # If the memory is unknown, assume that the papers' batch fits.
     known = memory is not None and s.BY_MEMORY
-    limit = s.MAX_TOKENS or (largest(s.BY_MEMORY, memory or 0) if known else s.DEVICE_TOKENS)
+    limit = s.MAX_TOKENS or (largest(by_memory(s), memory or 0) if known else s.DEVICE_TOKENS)
     batches = split(s.TOKENS, workers, limit)
     if not batches:
         fitting = [count for count in range(1, devices) if split(s.TOKENS, s.NODES * count, limit)]
@@ -181,6 +181,14 @@ def split(tokens: int, workers: int, limit: int) -> tuple[int, int] | None:
         if not rest and max_tokens <= limit:
             return max_tokens, update_freq
     return None
+
+
+def by_memory(settings: Training) -> dict[int, int]:
+    """A recipe's table {GB of a card: tokens of a batch}. With `--admin-fast graph` a token takes twice the memory."""
+    table = settings.BY_MEMORY
+    if "--admin-fast graph" not in " ".join(settings.TRAIN_ARGS).replace("=", " "):
+        return table
+    return {gb: tokens // 2 for gb, tokens in table.items()} | {2 * gb: tokens for gb, tokens in table.items()}
 
 
 def largest(table: dict[int, int], memory: float) -> int:

@@ -29,8 +29,16 @@ BY = {16: 8192, 32: 16384, 80: 32768}
 
 def planned(*words: str) -> machines.Machines:
     """The plan of an update of 32,768 tokens. The papers' batch per device has 8,192."""
-    given = dict(word.split("=") for word in words)
+    given = dict(word.split("=", 1) for word in words)
     return machines.plan(Demo(DEVICE="gpu", TOKENS=32768, DEVICE_TOKENS=8192, BY_MEMORY=BY, **given))
+
+
+@pytest.mark.parametrize(("memory", "tokens"), [(17, 4096), (34, 8192), (79, 16384), (85, 16384), (161, 32768)])
+def test_a_batch_counts_the_memory_of_graphs(memory, tokens):
+    """Graphs keep a step's activations twice: a card has half of the tokens, or those of a card of half its memory."""
+    for option in ("--admin-fast graph", "--admin-fast=graph --dropout 0.1"):
+        assert planned("GPUS=1", f"MEMORY={memory}", f"TRAIN_ARGS={option}").max_tokens == tokens
+    assert planned("GPUS=1", "MEMORY=17", "TRAIN_ARGS=--admin-fast on").max_tokens == 8192
 
 
 def command(target: str, *words: str) -> list[str]:
