@@ -16,7 +16,7 @@ from reference import PAD, build, dictionary
 from fairseq_admin.architectures.shaped_pairs import ShapedPairs, shape_batches
 from fairseq_admin.fast.graphs import MOST
 from fairseq_admin.method import provenance
-from recipes.bench.step import read_lengths, trainer
+from recipes.research.bench.step import read_lengths, trainer
 
 WORDS = dictionary(96)
 

@@ -1,7 +1,7 @@
 """The share of steps that `--admin-fast graph` replays on a text, by the batches that fairseq makes. Nothing trains.
 
-    python -m recipes.research.bench.replay --csv docs/rows/bench/replay.csv         # IWSLT'14 and Multi30k, by their lengths
-    python -m recipes.research.bench.replay data-bin --max-tokens 8192               # a text of yours
+    python -m recipes.research.bench.replay --csv docs/rows/bench/replay.csv   # IWSLT'14 and Multi30k, by their lengths
+    python -m recipes.research.bench.replay data-bin --max-tokens 8192         # a text of yours
 
 A row has the number of batches that fairseq makes in an epoch, and with `--admin-fast graph` their number, their
 shapes, the share of padding in their tokens, their tokens divided by those of fairseq's batches, and the share of steps
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from recipes.compare.rows import Row, write_runs
 from tabulate import tabulate
 
 from fairseq_admin.fast import graphs
 from recipes.research.bench.common import machine
 from recipes.research.bench.step import read_lengths, trainer
-from recipes.compare.rows import Row, write_runs
 from recipes.steps.common import run
 
 
