@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -110,7 +111,8 @@ class Demo:
                     time.sleep(0.01)
                 if process.poll() is None:
                     for pid in processes(process.pid) if every else [process.pid]:
-                        os.kill(pid, number)
+                        with suppress(ProcessLookupError):
+                            os.kill(pid, number)
                     (moments / "sent").touch()
                 status = process.wait(300)
             finally:
@@ -124,7 +126,7 @@ class Demo:
     def facts(self) -> dict[str, object]:
         """All files by name: the bytes of those without times; of a checkpoint, the state to go on from."""
         files = {str(path.relative_to(self.runs)): path for path in sorted(self.runs.rglob("*")) if path.is_file()}
-        return {name: content(path) for name, path in files.items() if not re.search(r"\.log$|guard$|tfevents", name)}
+        return {name: content(path) for name, path in files.items() if not re.search(r"\.log$|guard\d*$|tfevents", name)}
 
 
 TIMED = re.compile(r"generate\.txt|report\.html|.*\.json|fold\.txt")
@@ -234,7 +236,7 @@ def test_a_recipe_that_is_stopped_in_every_step_goes_on(demo, scored):
     demo.begin("text")
     for moment in TRAINING + STEPS:
         status, printed = demo.start("demo", *moment)
-        assert (status, demo.reached()) == (130, True), (moment, printed)
+        assert (status, demo.reached()) == (130, True) and "Traceback" not in printed, (moment, printed)
     done(demo, "demo")
     assert demo.facts() == scored
 
@@ -251,7 +253,7 @@ def test_a_recipe_goes_on_from_wherever_it_was_stopped(demo, scored):
         name, every = ways[stops % len(ways)]
         status, printed = demo.start("demo", moment, signal.Signals[name], every)
         stops += demo.reached()
-        assert status in ((0, 130) if demo.reached() else (0,)), (moment, name, printed)
+        assert status in ((0, 130) if demo.reached() else (0,)) and "Traceback" not in printed, (moment, name, printed)
         if not status:
             assert demo.facts() == scored, (moment, name)
             demo.begin()
