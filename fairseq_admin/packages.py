@@ -10,6 +10,7 @@ from .errors import AdminError
 REQUIREMENTS = {
     "fairseq": "'fairseq-admin[fairseq]' (docs/limits.md, Installing)",
     "sacremoses": "'sacremoses>=0.2,<0.3' regex",
+    "fastBPE": "fastBPE, which needs a C++ compiler",
     "jinja2": "jinja2",
     "matplotlib": "matplotlib, or give analyze --json for the numbers alone",
     "ctranslate2": "'ctranslate2>=4.8.1'",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -167,6 +168,12 @@ def test_a_malformed_file_is_one_line(read: Callable, written: str, message: str
     with pytest.raises(AdminError, match=f"file.*{message}") as refusal:
         read(tmp_path / "file")
     assert "\n" not in str(refusal.value)
+
+
+def test_merges_without_fastbpe_are_one_line(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "fastBPE", None)
+    with pytest.raises(AdminError, match="^fastBPE is not installed. Run pip install fastBPE"):
+        BPE(tmp_path / "codes")
 
 
 def test_errors_ask_for_the_versions_in_setup() -> None:

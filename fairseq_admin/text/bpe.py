@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..errors import AdminError
+from ..packages import need
 
 CODES = "codes"
 
@@ -25,8 +26,7 @@ class BPE:
             AdminError: a line is not "left right count". (fastBPE would take it for a merge.)
             OSError: the file cannot be read. (fastBPE would end the process.)
         """
-        import fastBPE
-
+        fast_bpe = need("fastBPE")
         for number, line in enumerate(codes.read_bytes().removesuffix(b"\n").split(b"\n"), 1):
             if not re.fullmatch(rb"\S+ \S+ \d+\r?", line):
                 raise AdminError(
@@ -34,7 +34,7 @@ class BPE:
                     "Give the file of the training text (from subword-nmt: without the #version line, 1 as the count)."
                 )
         with _silent_stderr():  # fastBPE prints the number of merges
-            self._codes = fastBPE.fastBPE(str(codes))
+            self._codes = fast_bpe.fastBPE(str(codes))
 
     def apply(self, lines: list[str]) -> list[str]:
         """Split tokens into units.
