@@ -12,9 +12,10 @@ import statistics
 import sys
 from pathlib import Path
 
-from recipes.research.rows import grouped, write_table
-from recipes.steps.common import run
-from recipes.steps.results import is_attempt, papers, read
+from tabulate import tabulate
+
+from recipes.steps.common import run, write_lines
+from recipes.steps.results import is_attempt, papers, read, write_runs
 
 COLUMNS = {
     "tokenised BLEU": "tokenised", "sacreBLEU": "score", "chrF2": "chrf", "compound BLEU": "compound",
@@ -41,7 +42,9 @@ def lines(results: list[dict[str, str]], papers: list[dict[str, str]]) -> list[d
     A paper's number has a row even if no run belongs to it.
     """
     known = {(row["recipe"], row["method"]): row["bleu"] for row in papers}
-    groups: dict[tuple[str, ...], list[dict[str, str]]] = grouped(results, "recipe", "method", "rule", "preset")
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in results:
+        groups.setdefault(tuple(row[name] for name in ("recipe", "method", "rule", "preset")), []).append(row)
     groups |= {(*key, "", ""): [] for key in known if not any(group[:2] == key for group in groups)}
     order = list(dict.fromkeys([*(recipe for recipe, _ in known), *sorted(key[0] for key in groups)]))
     table = []
@@ -62,8 +65,10 @@ def main() -> None:
     sources = "; ".join(sorted({row["source"] for row in papers()}))
     notes = [f"Papers: {sources}. BLEU of tokens; several seeds: mean and standard deviation."]
     notes += [f"Signature: `{signature}`" for signature in signatures]
-    write_table(runs / "table", table, notes)
-    print((runs / "table.md").read_text(encoding="utf-8"), end="")
+    written = [*tabulate(table, headers="keys", tablefmt="github", disable_numparse=True).splitlines(), "", *notes]
+    write_runs(runs / "table.csv", table)
+    write_lines(runs / "table.md", written)
+    print(*written, sep="\n")
 
 
 if __name__ == "__main__":
