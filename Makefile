@@ -5,7 +5,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
-# Python 3.11 or newer for the virtual environment; empty: the one of last time, or python3.
+# Python 3.11 or newer for the virtual environment; empty: the one of last time, else python3.12 if it is there, or python3.
 PYTHON ?=
 # The folder of the virtual environment.
 VENV ?= .venv

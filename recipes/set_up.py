@@ -5,14 +5,15 @@
 The arguments are the folder, the torch to install (a name in BUILDS, or a pip requirement) and the Python to make the
 environment from. An empty torch or Python means the same as last time.
 
-This program runs before an environment exists, so it imports only the standard library. requirements.lock has every
-package but torch, with hashes; `make lock` renews it. It leaves out torchaudio, a dependency of fairseq-fixed, because
-nothing here uses it. Besides, transformers imports torchaudio if it is installed, and the newest torchaudio does not
-load next to torch 2.13.
+This program runs before an environment exists, so it imports only the standard library. It installs uv by pip, and the
+rest by uv. requirements.lock has every package but torch, uv too, with hashes; `make lock` renews it. It leaves out
+torchaudio, a dependency of fairseq-fixed, because nothing here uses it. Besides, transformers imports torchaudio if it
+is installed, and the newest torchaudio does not load next to torch 2.13.
 
 All builds of torch have the version that the tests run with. Since torch 2.11, cu126 is the only build with kernels for
-cards before compute capability 7.5, such as the V100 (pytorch#172352). It also works with drivers that are too old for
-CUDA 13. torch 2.14 is the last version with this build (pytorch#190385). Only the cpu build has been run.
+cards before compute capability 7.5, such as the V100 (pytorch#172352); uv's --torch-backend=auto looks only at the
+driver. cu126 also works with drivers that are too old for CUDA 13. torch 2.14 is the last version with this build
+(pytorch#190385). Only the cpu build has been run.
 """
 
 from __future__ import annotations
@@ -28,23 +29,24 @@ from contextlib import contextmanager
 from pathlib import Path
 
 LOCK = Path("requirements.lock")
-# The build of fairseq-fixed needs these. They are installed first, because pip prepares all packages of a list (and
-# builds them) before it installs any.
 BUILD = ("cython", "numpy", "setuptools", "wheel")
+"""What compiles fairseq-fixed. uv compiles all packages of a list before it installs any, so these come before."""
 PARTS = ("ready", "pyvenv.cfg", "bin", "include", "lib", "lib64", "share")
 """The parts to remove before an environment is made again."""
 OLDEST = (3, 11)
 VERSION = "2.13.0"
-INDEX = "--extra-index-url https://download.pytorch.org/whl"
-"""pip's option for torch itself. Its dependencies come from PyPI."""
-# PyPI's build is for the current CUDA on Linux, and for CPUs elsewhere.
-BUILDS = {
-    "cpu": f"torch=={VERSION}+cpu {INDEX}/cpu" if platform.system() == "Linux" else f"torch=={VERSION}",
-    "cuda": f"torch=={VERSION}",
-    "cu126": f"torch=={VERSION}+cu126 {INDEX}/cu126",
-}
+BUILDS = ("cpu", "cuda", "cu126")
+"""Builds of torch; `cuda` is PyPI's for the current CUDA."""
 TODAYS_CAPABILITY, TODAYS_DRIVER = 7.5, 580
 """The oldest card and driver that the build `cuda` supports (NVIDIA's table of minor-version compatibility)."""
+CAN_COMPILE = "import ensurepip, os, sysconfig; print(os.stat(sysconfig.get_path('include') + '/Python.h'))"
+PIP_TO_UV = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "cert": "SSL_CERT_FILE",
+}
+"""pip's settings that uv does not read, and uv's names for them. With several indexes, pip takes the best of all."""
 
 
 def output_of(*command: str | Path) -> str:
@@ -61,12 +63,16 @@ def version(python: str | Path) -> str:
 
 
 def base_python(venv: Path, asked: str) -> str:
-    """The Python that makes the environment: the one that the user names, else the one used last time, else python3.
+    """The Python that makes the environment: the one that the user names, else the one used last time, else python3.12
+    on Linux if it is there (for it, fairseq-fixed has a wheel, which takes no minutes to compile), else python3.
 
     Raises:
         ValueError: that Python cannot be run, or is too old.
     """
-    python = asked or output_of(venv / "bin/python", "-c", "import sys; print(sys._base_executable)") or "python3"
+    python = asked or output_of(venv / "bin/python", "-c", "import sys; print(sys._base_executable)")
+    if not python:
+        has_wheel = (platform.system(), platform.machine()) == ("Linux", "x86_64")
+        python = "python3.12" if has_wheel and output_of("python3.12", "-c", CAN_COMPILE) else "python3"
     release = version(python) or "nothing that can be run"
     if not release[0].isdigit() or tuple(map(int, release.split("."))) < OLDEST:
         raise ValueError(f"{python} is Python {release}; expected 3.11 or newer, as in PYTHON=python3.11.")
@@ -116,39 +122,66 @@ def is_current(venv: Path, torch: str, python: str) -> bool:
 
 
 def make(venv: Path, torch: str, python: str) -> None:
-    """Make the environment anew if necessary. Record the build of torch, so that a machine without a card keeps it.
+    """Make the environment anew, unless a complete one with this torch and Python is there. Record the build of torch,
+    so that a machine without a card keeps it.
 
     Raises:
         ValueError: the environment must be made anew, but this program did not make it: it has no file `torch`.
     """
-    chosen = base_python(venv, python)
-    whole = output_of(venv / "bin/python", "-c", "import pip; print(pip)") and not asks_for_another(venv, torch, python)
-    if not whole:
-        if not recorded_build(venv) and any((venv / name).exists() for name in PARTS):
-            raise ValueError(f"{venv} was not made by make setup, and would have to be made again. Give another VENV=.")
-        subprocess.run(["rm", "-rf", *(venv / name for name in PARTS)], check=True)
+    chosen, ready = base_python(venv, python), venv / "ready"
+    complete = ready.exists() and version(venv / "bin/python") and not asks_for_another(venv, torch, python)
+    if not complete and not recorded_build(venv) and any((venv / name).exists() for name in PARTS):
+        raise ValueError(f"{venv} was not made by make setup, and would have to be made again. Give another VENV=.")
     (venv / "torch").write_text(f"{torch or recorded_build(venv) or build_for_cards()}\n", encoding="utf-8")
-    if not whole:
+    ready.unlink(missing_ok=True)  # an installation that is cut short may leave a package half installed
+    if not complete:
+        subprocess.run(["rm", "-rf", *(venv / name for name in PARTS)], check=True)
         subprocess.run([chosen, "-m", "venv", venv], check=True)
+
+
+def environment_for_uv(python: str) -> dict[str, str]:
+    """The environment variables for uv and what it compiles: pip's settings, and how to compile."""
+    # The first of several values is the strongest: pip lists its own variables first.
+    settings = re.findall(r"^\S+?\.([a-z-]+)='(.*)'$", output_of(python, "-m", "pip", "config", "list"), flags=re.M)
+    pip = {}
+    for name, value in reversed(settings):
+        if name in PIP_TO_UV:
+            separator = "," if name == "find-links" else " "
+            pip[PIP_TO_UV[name]] = separator.join(value.replace("\\n", " ").split())
+    environment = {"UV_INDEX_STRATEGY": "unsafe-best-match", **pip, **os.environ}
+    # Without debug information, which the flags of many a Python ask for, C++ with torch's headers compiles in half the
+    # time.
+    for flags in ("CFLAGS", "CXXFLAGS"):
+        environment[flags] = f"{environment.get(flags, '')} -g0"
+    # With CUDA_HOME, fairseq-fixed would compile CUDA kernels that nothing here uses, and fail if the versions of the
+    # toolkit and of torch differ.
+    environment.pop("CUDA_HOME", None)
+    return environment
 
 
 def install(venv: Path) -> None:
     """Install everything. torch comes first, because fairseq-fixed is compiled against the installed torch."""
-    # With CUDA_HOME, fairseq-fixed would compile CUDA kernels that nothing here uses, and fail if the versions of the
-    # toolkit and of torch differ.
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_HOME"}
-    asked = recorded_build(venv)
-    message = f"Setting up {venv}: torch ({asked}; TORCH= takes another), fairseq and the tools, a few minutes."
-    print(message, flush=True)
-    torch, build = BUILDS.get(asked, asked).split(), venv / "build.lock"
-    pinned = re.split(r"\n(?=\w)", LOCK.read_text(encoding="utf-8"))
-    build.write_text("\n".join(one for one in pinned if one.partition("==")[0] in BUILD) + "\n")
+    asked, python = recorded_build(venv), str(venv / "bin/python")
+    message = f"Python {version(python)}, torch ({asked}; TORCH= takes another), fairseq and the tools"
+    print(f"Setting up {venv}: {message}, a few minutes.", flush=True)
     quiet = [] if sys.stderr.isatty() else ["-q"]
-    pip = [str(venv / "bin/python"), "-m", "pip", "install", "--disable-pip-version-check", *quiet]
+    pinned = re.split(r"\n(?=\w)", LOCK.read_text(encoding="utf-8"))
+    pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--require-hashes", "-r", "/dev/stdin"]
+    subprocess.run(pip, input=next(one for one in pinned if one.startswith("uv==")), text=True, check=True)
+
+    uv, environment = [python, "-m", "uv", "pip", "install", "--python", python, *quiet], environment_for_uv(python)
+    torch = asked.split()
+    if asked in BUILDS:
+        plain = asked == "cuda" or (asked == "cpu" and platform.system() != "Linux")  # PyPI's
+        torch = [f"torch=={VERSION}" + ("" if plain else f"+{asked}")]
+        # pip's index or folder may have the build; else it comes from torch's own index.
+        look = [*uv, "-q", "--dry-run", "--no-deps", *torch]
+        if not plain and subprocess.run(look, env=environment, capture_output=True).returncode:
+            torch += ["--torch-backend", asked]
     bare = ["--no-deps", "--no-build-isolation"]
-    locked = [[*bare, "--require-hashes", "-r", str(path)] for path in (build, LOCK)]
-    for words in (["--no-deps", *torch], [torch[0]], *locked, [*bare, "-e", "."]):
-        subprocess.run([*pip, *words], env=environment, check=True)
+    build = [*bare, "--constraints", str(LOCK), *BUILD]
+    for words in (torch, build, [*bare, "--require-hashes", "-r", str(LOCK)], [*bare, "-e", "."]):
+        subprocess.run([*uv, *words], env=environment, check=True)
 
 
 def main() -> None:
@@ -171,6 +204,9 @@ def main() -> None:
     except subprocess.CalledProcessError as error:
         print(f"{venv}: not set up, the command above ended with status {error.returncode}.", file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print(f"{venv}: interrupted; make setup begins again, and downloads nothing twice.", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""`make setup` makes the requested environment, and repairs an incomplete one. (Python and pip are fakes.)"""
+"""`make setup` makes the requested environment, and repairs an incomplete one. (Python, pip and uv are fakes.)"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import platform
 import re
 import runpy
 import subprocess
@@ -23,8 +24,11 @@ echo "$*" >> "$(dirname "$0")/said"
 case "$*" in
   "-m venv "*) folder="${{!#}}"; mkdir -p "$folder/bin"; touch "$folder/pyvenv.cfg"; cp "$0" "$folder/bin/python"
     echo "$0" > "$folder/bin/base" ;;
-  *"import pip"*) test ! -e "$(dirname "$0")/nopip" && echo there ;;
+  "-m pip config list") cat "$(dirname "$0")/../../pip.conf" 2>/dev/null ;;
+  *" --dry-run "*) test ! -e "$(dirname "$0")/../../nobuild" ;;
+  "-m uv "*) echo "$UV_INDEX|$UV_FIND_LINKS" > "$(dirname "$0")/uv"; test ! -e "$(dirname "$0")/../../nonet" ;;
   "-m pip "*) test ! -e "$(dirname "$0")/../../nonet" ;;
+  *ensurepip*) test -e "$0.headers" && echo there ;;
   *_base_executable*) cat "$(dirname "$0")/base" ;;
   *'sep="."'*) cat "$0.version" 2>/dev/null || exec {sys.executable} "$@" ;;
   *) exec {sys.executable} "$@" ;;
@@ -52,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def setup(folder: Path) -> Callable[..., tuple[bool, str]]:
-    """setup("TORCH=...") -> whether `make setup` made an environment, and which torch it asked pip for."""
+    """setup("TORCH=...") -> whether `make setup` made an environment, and which torch it asked uv for."""
 
     def run(*given: str) -> tuple[bool, str]:
         logs = [folder / "said", folder / "venv/bin/said"]
@@ -62,8 +66,8 @@ def setup(folder: Path) -> Callable[..., tuple[bool, str]]:
         message = done.communicate()[1]
         whole = not (folder / "nonet").exists()
         assert (done.returncode == 0) == (folder / "venv/ready").exists() == whole, message
-        python, pip = map(lines_of, logs)
-        installed = {word for line in pip for word in line.split() if word.startswith("torch==")}
+        python, uv = map(lines_of, logs)
+        installed = {word for line in uv for word in line.split() if word.startswith("torch==")}
         return any(line.startswith(f"-m venv {folder}/venv") for line in python), "".join(installed)
 
     return run
@@ -76,7 +80,8 @@ def setup(folder: Path) -> Callable[..., tuple[bool, str]]:
         ("", ["PYTHON={}/python", OTHER], True),
         ("", [OTHER], True),  # the environment's own Python is used: this torch may not exist for python3
         ("touch -d @0 venv/ready", [], False),  # setup.py or requirements.lock is newer, as after git pull
-        ("rm venv/ready; touch venv/bin/nopip", [], True),  # python -m venv was killed, or python3-venv is missing
+        ("touch -d @0 venv/ready; touch nonet", [], False),  # no network: it is not complete any more
+        ("rm venv/ready", [], True),  # it was killed: a package may be half installed
         ("echo 3.12 > python.version", ["PYTHON={}/python"], True),
     ],
 )
@@ -92,7 +97,7 @@ def test_an_environment_is_made_again_where_it_must(
         assert again[1] == OTHER.removeprefix("TORCH=")
         assert setup() == setup(OTHER) == (False, ""), "it is kept"
         (folder / "venv/ready").unlink()
-        assert setup() == (False, OTHER.removeprefix("TORCH=")), "it is the one that is installed again"
+        assert setup() == (True, OTHER.removeprefix("TORCH=")), "it is the one that is installed again"
 
 
 NOT_OURS = "/venv was not made by make setup, and would have to be made again. Give"
@@ -101,7 +106,7 @@ NOT_OURS = "/venv was not made by make setup, and would have to be made again. G
 @pytest.mark.parametrize(
     ("script", "given", "message"),
     [
-        ("./python -m venv venv; touch venv/bin/nopip", "PYTHON={}/python", NOT_OURS),  # as uv makes environments
+        ("./python -m venv venv", "PYTHON={}/python", NOT_OURS),  # as uv makes environments
         ("mkdir -p venv/share; touch venv/share/mine", "PYTHON={}/python", NOT_OURS),  # VENV=~/.local
         ("echo 3.10 > python.version", "PYTHON={}/python", "python is Python 3.10; expected 3.11 or newer, as in"),
         ("touch venv", "PYTHON={}/python", "venv'. Check its permissions and the disk, or give"),
@@ -163,9 +168,63 @@ def test_the_build_of_torch_is_by_the_card(cards: str, build: str, folder: Path,
     monkeypatch.setenv("PATH", str(driver.parent), prepend=":")
     assert setup(f"PYTHON={folder}/python") == (True, build)
     driver.write_text("#!/bin/sh\nexit 6\n")
-    (folder / "venv/ready").unlink()
+    os.utime(folder / "venv/ready", (0, 0))
     assert setup() == (False, build)
     assert setup(f"TORCH={build}") == (True, build)
+
+
+def torch_line(folder: Path) -> str:
+    """The words that `make setup` gave to uv for torch."""
+    (line,) = (line for line in lines_of(folder / "venv/bin/said") if " torch==" in line and "--dry-run" not in line)
+    return line.partition(" -q ")[2]
+
+
+def test_a_build_comes_from_torchs_index_unless_pips_have_it(folder: Path) -> None:
+    """uv gets pip's indexes and folders of wheels, pip's variables before its files."""
+    (folder / "pip.conf").write_text(
+        """:env:.find-links='/wheels'
+global.cert='/none'
+global.extra-index-url='\\nhttps://one/simple\\nhttps://two/simple'
+global.find-links='/others'
+"""
+    )
+    given = [f"PYTHON={folder}/python", "TORCH=cu126"]
+    assert make(folder, *given).wait(60) == 0
+    assert torch_line(folder) == "torch==2.13.0+cu126"
+    assert (folder / "venv/bin/uv").read_text() == "https://one/simple https://two/simple|/wheels\n"
+    (folder / "nobuild").touch()
+    (folder / "venv/ready").unlink()
+    assert make(folder).wait(60) == 0
+    assert torch_line(folder) == "torch==2.13.0+cu126 --torch-backend cu126"
+
+
+@pytest.mark.parametrize(
+    ("script", "python"),
+    [
+        ("touch python3.12.headers", "python3.12"),
+        ("true", "python3"),  # it has no headers, so it cannot compile fastBPE
+        ("touch python3.12.headers; rm python3.12", "python3"),
+    ],
+)
+def test_python312_is_preferred_because_fairseq_has_a_wheel_for_it(script, python, folder, monkeypatch) -> None:
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        pytest.skip("fairseq-fixed has wheels for Linux on x86-64 only")
+    for name in ("python3", "python3.12"):
+        (folder / name).write_text(STUB)
+        (folder / name).chmod(0o755)
+    subprocess.run(["bash", "-ec", script], cwd=folder, check=True)
+    if not (folder / "python3.12").exists():
+        (folder / "python3.12").write_text("#!/bin/sh\nexit 127\n")  # as pyenv's, for a version that is not chosen
+        (folder / "python3.12").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    done = make(folder)
+    assert done.wait(60) == 0, done.stderr.read()
+    base = (folder / "venv/bin/base").read_text()
+    assert base == f"{folder}/{python}\n"
+    if python == "python3.12":  # the environment's Python is removed, then there is a new lock file
+        (folder / "venv/bin/python").unlink()
+        os.utime(folder / "venv/ready", (0, 0))
+        assert make(folder).wait(60) == 0 and (folder / "venv/bin/base").read_text() == base
 
 
 def test_all_but_torch_is_locked(monkeypatch) -> None:
