@@ -43,8 +43,6 @@ MAX_REQUEUES = 1000
 """How often a job that was ended early is put back into the queue."""
 LIMIT = re.compile(r"Partition\w*(Config|Limit)|PerJob")
 """Reasons for which Slurm never begins a job."""
-ABOVE = {"TIMEOUT": "hours", "OUT_OF_MEMORY": "memory"}
-"""Settings of slurm.yaml, by the state of a job that needed more of them."""
 LOADERS = 2
 """Processes that load batches for each GPU (fairseq's --num-workers)."""
 BODY = """
@@ -164,10 +162,7 @@ class Entry(NamedTuple):
         """How the job ended: its own last line, after Slurm's state unless it succeeded."""
         if self.reason == "DependencyNeverSatisfied":
             return f"cancelled, since job {''.join(re.findall('[0-9]+', self.after)[:1])} failed"
-        if self.state == "COMPLETED":
-            return job.last_line()
-        advice = f" Give more {ABOVE[self.state]}: in slurm.yaml." if self.state in ABOVE else ""
-        return f"job {self.number} {self}: {job.last_line()}{advice}"
+        return job.last_line() if self.state == "COMPLETED" else f"job {self.number} {self}: {job.last_line()}"
 
 
 def queued(*options: str) -> dict[Path, list[Entry]]:

@@ -126,7 +126,9 @@ class Demo:
     def facts(self) -> dict[str, object]:
         """All files by name: the bytes of those without times; of a checkpoint, the state to go on from."""
         files = {str(path.relative_to(self.runs)): path for path in sorted(self.runs.rglob("*")) if path.is_file()}
-        return {name: content(path) for name, path in files.items() if not re.search(r"\.log$|guard\d*$|tfevents", name)}
+        return {
+            name: content(path) for name, path in files.items() if not re.search(r"\.log$|guard\d*$|tfevents", name)
+        }
 
 
 TIMED = re.compile(r"generate\.txt|report\.html|.*\.json|fold\.txt")

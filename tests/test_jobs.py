@@ -233,7 +233,7 @@ def test_watching_ends_with_the_reason_of_the_program_and_what_it_cancelled(tmp_
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == f"{tmp_path}/rest/failed/job.log: Its own line.", "the runs of a grid, but those that are done"
     out_of_memory = slurm.Entry("2", "OUT_OF_MEMORY", "OutOfMemory", "(null)").end(jobs[1])
-    assert out_of_memory.endswith("out of memory (OutOfMemory): Its own line. Give more memory: in slurm.yaml.")
+    assert out_of_memory == "job 2 out of memory (OutOfMemory): Its own line."
 
 
 def test_a_job_that_slurm_never_begins_is_said_with_what_to_change(tmp_path, commands):

@@ -95,25 +95,22 @@ def fitted(text: str, columns: int) -> str:
     return "\n".join(lines) + mark + rest
 
 
-def paired(runs: list[Run], run: Path, raw: str, rules: Path) -> tuple[list[list[str]], str]:
-    """Rows of the scores' 95 % intervals and of p against a run, by sacreBLEU's paired bootstrap; and a note on them.
+def paired(runs: list[Run], reference: str, rules: Path) -> tuple[list[list[str]], str]:
+    """Rows of the scores' 95 % intervals and of p against the first run, by sacreBLEU's paired bootstrap; and a note.
 
     Args:
-        raw: the reference, as it was published.
+        reference: the file of the reference, as it was published.
         rules: text.json, which has the target language.
     """
     from recipes.steps import score  # imports sacreBLEU
 
-    first = next(it.name for it in runs if it.folder == run)
     systems = {it.name: read_lines(it.folder / "translations.txt") for it in runs}
-    systems = {first: systems.pop(first), **systems}
-    results, count = score.paired(Text.read(rules), systems, read_lines(raw))
+    results, count = score.paired(Text.read(rules), systems, read_lines(reference))
     rows = []
-    for metric, found in results.items():
-        cells = dict(zip(systems, found))
-        rows.append([f"{metric}, 95 %", *(f"{cells[it.name].mean:.2f} ± {cells[it.name].ci:.2f}" for it in runs)])
-        rows.append([f"{metric}, p", *("-" if it.name == first else f"{cells[it.name].p_value:.3f}" for it in runs)])
-    return rows, f"p: paired bootstrap against {first}, {count} resamples of the test set, one seed"
+    for name, cells in results.items():
+        rows.append([f"{name}, 95 %", *(f"{cell.mean:.2f} ± {cell.ci:.2f}" for cell in cells)])
+        rows.append([f"{name}, p", "-", *(f"{cell.p_value:.3f}" for cell in cells[1:])])
+    return rows, f"p: paired bootstrap against {runs[0].name}, {count} resamples of the test set, one seed"
 
 
 def write(
@@ -139,7 +136,7 @@ def write(
     text = [f"{run}: {pair}" if pair else str(run), ""]
     results, note = [[row.title, *row.cells] for row in tables.results(runs)], ""
     if rules and len(runs) > 1:
-        rows, note = paired(runs, run, f"{raw}.{pair.partition('-')[2]}", rules)
+        rows, note = paired(runs, f"{raw}.{pair.partition('-')[2]}", rules)
         results += rows
     text += [*table([["", *names], *results]), *filter(None, [note])]
     keys = ("signature", "chrf_signature")
