@@ -7,8 +7,10 @@ import os
 import platform
 import re
 import runpy
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +28,8 @@ case "$*" in
     echo "$0" > "$folder/bin/base" ;;
   "-m pip config list") cat "$(dirname "$0")/../../pip.conf" 2>/dev/null ;;
   *" --dry-run "*) test ! -e "$(dirname "$0")/../../nobuild" ;;
-  "-m uv "*) echo "$UV_INDEX|$UV_FIND_LINKS" > "$(dirname "$0")/uv"; test ! -e "$(dirname "$0")/../../nonet" ;;
+  "-m uv "*) echo "$UV_INDEX|$UV_FIND_LINKS" > "$(dirname "$0")/uv"; test ! -e "$(dirname "$0")/../../nonet"
+    status=$?; test ! -e "$(dirname "$0")/../../slow" || exec sleep 60; exit $status ;;
   "-m pip "*) test ! -e "$(dirname "$0")/../../nonet" ;;
   *ensurepip*) test -e "$0.headers" && echo there ;;
   *_base_executable*) cat "$(dirname "$0")/base" ;;
@@ -39,7 +42,8 @@ OTHER = "TORCH=torch==2.7.1"
 
 def make(folder: Path, *given: str) -> subprocess.Popen[str]:
     command = ["make", "setup", f"VENV={folder}/venv", *given]
-    return subprocess.Popen(command, cwd=ROOT, env=make_environment(), stderr=subprocess.PIPE, text=True)
+    plain = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    return subprocess.Popen(command, cwd=ROOT, env=make_environment(), **plain)
 
 
 def lines_of(log: Path) -> list[str]:
@@ -120,6 +124,17 @@ def test_what_someone_else_made_stays(script: str, given: str, message: str, fol
     error = done.communicate()[1]
     assert message in error and "Traceback" not in error and done.returncode == 2
     assert {path for path in folder.glob("venv/**/*") if path.name not in ("said", "lock")} == before
+
+
+def test_ctrl_c_is_one_line(folder: Path) -> None:
+    (folder / "slow").touch()
+    setup, end = make(folder, f"PYTHON={folder}/python"), time.monotonic() + 60
+    while not (folder / "venv/bin/uv").exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    os.killpg(setup.pid, signal.SIGINT)
+    error = setup.communicate(timeout=60)[1]
+    assert f"{folder}/venv: interrupted; make setup begins again, and downloads nothing twice.\n" in error
+    assert "Traceback" not in error and not (folder / "venv/ready").exists()
 
 
 USING = """import sys; sys.prefix = sys.argv[1]
