@@ -52,13 +52,11 @@ def record(function: Callable[[], Any], steps: RecordedSteps) -> tuple[Any, Call
     Returns:
         The function's result, whose tensors each replay overwrites, and the replay.
     """
-    graph = torch.cuda.CUDAGraph()
-    steps.unfinished.append(graph)
+    graph = steps.latest = torch.cuda.CUDAGraph()
     # Threads that load data may use the GPU meanwhile. After an invalid call, torch does not leave its own stream.
     recording = torch.cuda.graph(graph, pool=steps.pool, capture_error_mode="thread_local")
     with torch.cuda.stream(torch.cuda.current_stream()), recording:
         result = function()
-    steps.unfinished.pop()
     return result, graph.replay
 
 
@@ -107,15 +105,18 @@ class RecordedSteps:
         pairs: by shape; None if the recording of the shape failed.
         gradients: for each parameter, the tensor to which all backwards add.
         pool: memory that all graphs share, because only one of them runs at a time.
-        unfinished: graphs whose recording failed. They stay, because torch's allocator may still read them.
+        latest: the last graph whose recording began.
+        broken: graphs whose recording an invalid call ended. They stay, because torch's allocator may still read them.
         anchor: see `_Replay`.
     """
+
+    latest: Any = None
 
     def __init__(self, model: Any, reasons: list[str]) -> None:
         self.model, self.recordable = model, not reasons
         self.pairs: dict[Any, _Pair | None] = {}
         self._seen: Counter[Any] = Counter()
-        self.unfinished: list[Any] = []
+        self.broken: list[Any] = []
         if reasons:
             logger.info("Admin: --admin-fast graph: steps are not recorded, because of %s", ", ".join(reasons))
             return
@@ -160,7 +161,8 @@ class RecordedSteps:
                 reason = str(error.__context__ or error).partition("\n")[0]
                 logger.warning("Admin: --admin-fast graph: batches of %s are computed, not replayed: %s", sizes, reason)
                 if not isinstance(error, torch.cuda.OutOfMemoryError):
-                    # After an invalid call the pool is lost, and random numbers are until another recording has ended.
+                    # After an invalid call torch cannot use the pool, nor random numbers until another recording ends.
+                    self.broken.append(self.latest)
                     self.pool = torch.cuda.graph_pool_handle()
                     record(self.anchor.detach().zero_, self)
             self.pairs.pop(rarest, None)
