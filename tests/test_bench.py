@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gc
+import json
 import re
 import subprocess
 import sys
@@ -12,13 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, make_environment
+from recorded import recording_without_gpu
 from reference import batch, build
 from torch.utils.flop_counter import FlopCounterMode
 
 from fairseq_admin.fast.plain import Fast
-from recipes.research.bench import attached, speed, trial
+from recipes.research.bench import attached, gpu, replay, speed, trial
 from recipes.research.bench.counting import counts
 from recipes.research.bench.gpu import training_flops, utilisation
+from recipes.research.bench.step import read_lengths
 
 
 def kept(file: Path) -> list[dict[str, str]]:
@@ -82,7 +85,7 @@ def test_flops_are_those_of_the_products() -> None:
 
 def test_the_trial_begins_with_what_shows_most() -> None:
     names = trial.names_for(("fp16", "bf16"))
-    assert names[:4] == ["ceilings", "graph-fp16", "fast-fp16", "stock-adamw-fp16"]
+    assert names[:4] == ["ceilings", "text-readme-fp16", "text-stock-adamw-fp16", "memory-fp16"]
 
 
 @pytest.mark.parametrize(
@@ -103,9 +106,12 @@ def test_a_trial_refuses_in_one_line(word: str, line: str, tmp_path: Path) -> No
     assert done.stderr.startswith(line) and done.stderr.count("\n") == 1
 
 
+MULTI30K = "multi30k", "8192"
 ROWS = {
     "ceilings": ["copy", "product", "product"],
     **{f"{method}-fp32": [method] for method in ("fast", "stock", "plain", "stock-adamw", "graph")},
+    **{f"text-{method}-fp32": [f"{method}, text"] * 2 for method in ("readme", "stock-adamw")},
+    "memory-fp32": ["memory"] * 3,
     **{f"bert-{method}": [f"bert {method}"] for method in ("stock", "attached", "compiled")},
 }
 """The rows of each measurement on a CPU."""
@@ -123,8 +129,38 @@ def test_every_measurement_writes_its_rows(name: str, tmp_path: Path) -> None:
     rows = kept(tmp_path / "rows.csv")
     assert [row["what"] for row in rows] == ROWS[name]
     assert all(0 < float(row["low"]) <= float(row["ms"]) <= float(row["high"]) for row in rows)
-    if "updates" in rows[0]:
+    if {"updates", "step_gib"} <= rows[0].keys():
         assert rows[0]["updates"] == "9" and float(rows[0]["tflops"]) > 0 and rows[0]["mfu"] == ""
+
+
+def test_recorded_steps_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    """Do the measurements of --admin-fast graph say how many steps were replayed, and how many shapes were recorded?"""
+    with recording_without_gpu():
+        gpu.over_text("readme", "fp32")
+        gpu.memory("fp32")
+    rows = [json.loads(line.removeprefix("row: ")) for line in capsys.readouterr().out.splitlines() if "row: " in line]
+    first, second, *memory = rows
+    assert first["steps"] == second["steps"] and 0 <= first["replayed"] < second["replayed"] == 1
+    assert second["updates"] == 2 * first["updates"] > 20
+    assert [row["shapes"] for row in memory] == [0, 1, 6]
+
+
+def test_the_share_of_replayed_steps_is_the_kept_one() -> None:
+    """Does the command give the kept row? It has fairseq's own trainer make the batches."""
+    (row,) = [row for row in kept(ROOT / "docs/rows/bench/replay.csv") if (row["text"], row["max_tokens"]) == MULTI30K]
+    found = replay.row_of("multi30k", 8192)
+    assert {name: str(value) for name, value in found.items()}.items() <= row.items()
+    assert found["second_epoch"] == 1 and found["first_epoch"] > 0.8
+
+
+def test_lengths_of_a_text(corpus: Path) -> None:
+    """Are the lengths those of fairseq's files? Is a wrong folder refused in one line?"""
+    lengths = read_lengths(str(corpus))
+    lines = [(corpus.parent / f"train.{side}").read_text().splitlines() for side in "ab"]
+    assert lengths.tolist() == [[len(a.split()) + 1, len(b.split()) + 1] for a, b in zip(*lines)]
+    assert len(read_lengths("iwslt14")) == 160239 and len(read_lengths("multi30k")) == 29000
+    with pytest.raises(ValueError, match="expected one, or iwslt14, multi30k"):
+        read_lengths(str(corpus.parent))
 
 
 def test_a_trial_repeats_only_what_did_not_succeed_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
