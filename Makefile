@@ -21,27 +21,27 @@ RUN := $(VENV)/bin/python
 # The targets of `python -m recipes`. A recipe of one model has targets for its steps, such as make demo-train.
 MODELS := demo multi30k own lm-demo \
 	iwslt14 $(addprefix wmt14-,ende-6l ende-12l ende-18l ende-100l enfr-6l enfr-60l enfr-60l-deepnmt)
-STEPS := preflight prepare train average generate score
+STEPS := preflight text prepare train average generate score
 FRONTED := $(MODELS) compare sensitivity warmup deeper $(foreach step,$(STEPS),$(MODELS:%=%-$(step)))
 .PHONY: $(FRONTED) preflight gpu-trial table figures docs test test-nightly lint release bench setup lock clean distclean help
 
 ## make demo: train 18L-18L on a generated German-English corpus and score it (METHOD=post-ln to compare)
 ## make multi30k: the same pipeline on Multi30k (PAIR=en-fr, DATA=DIR, PRESET=cpu|gpu, METHOD=, SEED=)
 ## make own DATA=DIR PAIR=de-en: the same pipeline on a parallel text of your own (train.de, train.en, valid and test alike)
-## make iwslt14: the paper's IWSLT'14 De-En, from download to a score (GPUS=, PRECISION=, METHOD=, SEED=, DATA=, PRESET=small)
-## make wmt14-ende-6l, -12l, -18l, -100l: the papers' WMT'14 En-De by depth (WHERE=slurm NODES= GPUS=, or MASTER= NODE_RANK=)
+## make iwslt14: the paper's IWSLT'14 De-En, from download to a score (METHOD=, SEED=, ARGS="--lr 5e-4", GPUS=, PRESET=small)
+## make wmt14-ende-6l, -12l, -18l, -100l: the papers' WMT'14 En-De by depth (WHERE=slurm NODES= GPUS=)
 ## make wmt14-enfr-6l, -60l, -60l-deepnmt: the papers' WMT'14 En-Fr, 6L-6L and 60L-12L
 ## make demo-prepare, -train, -average, -generate, -score: one step and what it needs; any recipe of one model likewise
 ## make lm-demo: an 18-layer language model on Python's own documentation (METHOD=post-ln to compare)
-## make compare: every residual scheme at its best learning rate (SCHEMES=, RATES=, DEPTHS=, SEEDS=, JOBS=, PRESET=cpu|gpu)
+## make compare: every residual scheme at its best learning rate (SCHEMES=, RATES=, DEPTHS=, SEEDS=, JOBS=, ARGS=, PRESET=)
 ## make sensitivity: the learning rates and beta2 at which a scheme trains without warm-up (SCHEMES=, LRS=, BETA2S=, JOBS=, PRESET=)
 ## make warmup: the warm-up that each scheme needs, by peak rate, with Adam and SGD (SCHEMES=, WARMUPS=, ADAM_LRS=, SGD_LRS=, PRESET=quick)
 ## make deeper: new layers on a pre-trained encoder, by depth and scheme, DT-Fixup among them (SCHEMES=, DEPTHS=, DATA=, PRESET=quick)
 $(FRONTED): $(VENV)/ready
-# make passes its variables on in the environment. Under make -n, this command runs too (+), and lists the steps.
+# make passes its variables on in the environment. Under make -n, this command runs too (+), and prints the recipe's commands.
 	+@if test -x $(RUN); then exec $(RUN) -m recipes $@; else echo "make setup comes first: $(RUN) is not here."; fi
 
-## make preflight RECIPE=wmt14-ende-18l: can a recipe work here, and its time, space and cost (or iwslt14-preflight; PRICE=)
+## make preflight RECIPE=wmt14-ende-18l: can a recipe work here, and what space does it take (or iwslt14-preflight)
 preflight: $(VENV)/ready
 	+@exec $(RUN) -m recipes $(or $(RECIPE),$(error RECIPE= is missing; expected a recipe, as in make preflight RECIPE=demo))-preflight
 

@@ -1,4 +1,4 @@
-"""A run's devices, machines and precision, and how the tokens of an update are divided among them.
+"""A run's devices and machines, options of a precision, and how the tokens of an update are divided among them.
 
 An update has the same number of tokens on every machine, so results are comparable.
 
@@ -12,26 +12,22 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
+from recipes.options import Options
 from recipes.processes import in_cluster_job
-from recipes.settings import Training
+from recipes.settings import Settings
 
-SCALED = ["--fp16-scale-window", "256", "--threshold-loss-scale", "0.03125"]
+SCALED = "--fp16-scale-window 256 --threshold-loss-scale 0.03125"
 PRECISIONS = {
-    "": [],
-    "fp32": [],
-    "fp16": ["--fp16", "--fp16-no-flatten-grads", *SCALED],
-    "me-fp16": ["--memory-efficient-fp16", *SCALED],
-    "amp": ["--amp"],
-    "bf16": ["--bf16", "--fp16-no-flatten-grads"],
+    "fp32": "",
+    "fp16": f"--fp16 --fp16-no-flatten-grads {SCALED}",
+    "me-fp16": f"--memory-efficient-fp16 {SCALED}",
+    "amp": "--amp",
+    "bf16": "--bf16 --fp16-no-flatten-grads",
 }
-DEVICES = {"cpu": ["--cpu", "--num-workers", "0"], "gpu": ["--num-workers", "2", "--required-seq-len-multiple", "8"]}
 ON_CPUS = ["--distributed-no-spawn", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
-SLACK = 0.05
-"""Share of a card's memory that it may report less than its name says: a T4 of 16 GB has 15.8."""
 MIN_BATCH_TOKENS = 1024
 """Smallest batch that an update is divided into."""
 BUILDS = "make setup TORCH=cuda, or TORCH=cu126 for cards before compute capability 7.5 and older drivers"
@@ -42,8 +38,8 @@ BUILDS = "make setup TORCH=cuda, or TORCH=cu126 for cards before compute capabil
 class Gpu:
     index: str
     uuid: str
-    memory: float | None
-    """In GB; None for a part of a card (MIG)."""
+    memory: float
+    """In GB; infinite for a part of a card (MIG), whose memory is not known"""
 
 
 def visible_gpus() -> list[Gpu]:
@@ -62,7 +58,7 @@ def visible_gpus() -> list[Gpu]:
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     chosen: list[Gpu] = []
     for name in [name.strip() for name in wanted.split(",")] if wanted is not None else [gpu.index for gpu in cards]:
-        part = [Gpu(name, name, None)] if cards and name.startswith("MIG-") else []
+        part = [Gpu(name, name, math.inf)] if cards and name.startswith("MIG-") else []
         known = part or [gpu for gpu in cards if name and (gpu.index == name or gpu.uuid.startswith(name))]
         if len(known) != 1:
             break
@@ -70,16 +66,13 @@ def visible_gpus() -> list[Gpu]:
     return chosen
 
 
-def cards_for(settings: Training, visible: list[Gpu]) -> list[Gpu]:
-    """The GPUs to train on, the largest first: GPUS of them, or else all on which the model's smallest batch fits.
+def largest(visible: list[Gpu], count: int | None) -> list[Gpu]:
+    """The GPUs to train on, the largest first: `count` of them, or else those with half of the largest one's memory.
 
-    So a second, small card for a display does not count. If the batch fits on no card, all count.
+    So a second, small card for a display does not count.
     """
-    cards = sorted(visible, key=lambda gpu: -(gpu.memory or math.inf))
-    if settings.GPUS or settings.MEMORY:
-        return cards[: settings.GPUS]
-    least = (1 - SLACK) * min(settings.BY_MEMORY, default=0)
-    return [gpu for gpu in cards if gpu.memory is None or gpu.memory >= least] or cards
+    cards = sorted(visible, key=lambda gpu: -gpu.memory)
+    return cards[:count] if count else [gpu for gpu in cards if gpu.memory >= cards[0].memory / 2]
 
 
 @dataclass(frozen=True)
@@ -95,7 +88,7 @@ class Machines:
     max_tokens: int
     update_freq: int
     smaller_batch: int = 0
-    """MAX_TOKENS to give if a GPU runs out of memory; 0: unknown"""
+    """--max-tokens to give if a GPU runs out of memory; 0: unknown"""
     cards: str = ""
     """the UUIDs of the GPUs to train on, for CUDA_VISIBLE_DEVICES; empty: all that are visible"""
 
@@ -130,89 +123,58 @@ class Machines:
         return options
 
 
-def device(settings: Training) -> list[str]:
-    """fairseq's options for the device and the precision."""
-    return [*DEVICES[settings.DEVICE], *PRECISIONS[settings.PRECISION]]
-
-
-def plan(settings: Training) -> Machines:
+def plan(train: Options, tokens: int, papers_gpus: int, settings: Settings) -> Machines:
     """Plan the machines of a run, and its batches.
 
+    Args:
+        train: the options of fairseq-train. --max-tokens is the largest batch.
+        tokens: tokens of an update.
+        papers_gpus: if this is 1, the run has one GPU unless GPUS= says otherwise.
+
     Raises:
-        ValueError: no batch that fits the devices divides the update.
+        ValueError: no batch of --max-tokens or fewer divides the update.
     """
-    s, cpu = settings, settings.DEVICE == "cpu" or "--cpu" in settings.TRAIN_ARGS
+    s, cpu = settings, "--cpu" in train
     # The GPUs of a login node say nothing about the nodes where the jobs run.
-    visible = [] if cpu or s.TOKENS is None or (s.WHERE == "slurm" and not in_cluster_job()) else visible_gpus()
-    cards = cards_for(s, visible)
+    visible = [] if cpu or (s.on_cluster and not in_cluster_job()) else visible_gpus()
+    cards = largest(visible, s.GPUS or (1 if papers_gpus == 1 else None))
     devices = 1 if cpu else s.GPUS or max(1, len(cards))
-    rank = int(os.environ.get("SLURM_NODEID", 0)) if s.NODE_RANK is None and s.NODES > 1 else s.NODE_RANK or 0
-    where = (cpu, devices, s.NODES, rank)
-    if s.TOKENS is None:
-        if s.MAX_TOKENS is None:
-            raise ValueError("MAX_TOKENS= is missing; expected the tokens of a batch.")
-        return Machines(*where, s.MAX_TOKENS, s.UPDATE_FREQ)
-    workers = s.NODES * devices
-    memory = s.MEMORY or min((gpu.memory for gpu in cards if gpu.memory), default=None)
-    # If the memory is unknown, assume that the papers' batch fits.
-    known = memory is not None and s.BY_MEMORY
-    limit = s.MAX_TOKENS or (largest(by_memory(s), memory or 0) if known else s.DEVICE_TOKENS)
-    batches = split(s.TOKENS, workers, limit)
+    workers, limit = s.nodes * devices, int(train["--max-tokens"])
+    smallest = 1 if cpu else min(MIN_BATCH_TOKENS, limit)
+    batches = split(tokens, workers, limit, smallest)
     if not batches:
-        fitting = [count for count in range(1, devices) if split(s.TOKENS, s.NODES * count, limit)]
+        fitting = [count for count in range(1, devices) if split(tokens, s.nodes * count, limit, smallest)]
         advice = f"GPUS={fitting[-1]}" if fitting else "fewer NODES="
         raise ValueError(
-            f"an update of {s.TOKENS} tokens does not split over {workers} devices into equal batches of "
-            f"{min(MIN_BATCH_TOKENS, limit)} tokens or more that fit. Give {advice}, or another batch with MAX_TOKENS=."
+            f"an update of {tokens} tokens does not split over {workers} devices into equal batches of "
+            f"{smallest} tokens or more that fit. Give {advice}, or another batch with "
+            "ARGS='--max-tokens ...'."
         )
-    smaller_batch, _ = split(s.TOKENS, workers, batches[0] // 2) or batches
+    smaller_batch, _ = split(tokens, workers, batches[0] // 2, 1) or batches
     names = ",".join(gpu.uuid for gpu in cards) if len(cards) < len(visible) else ""
-    return Machines(*where, *batches, smaller_batch, names)
+    return Machines(cpu, devices, s.nodes, s.node, *batches, smaller_batch, names)
 
 
-def split(tokens: int, workers: int, limit: int) -> tuple[int, int] | None:
-    """Split an update into the fewest equal batches of up to `limit` tokens.
+def split(tokens: int, workers: int, limit: int, smallest: int) -> tuple[int, int] | None:
+    """Split an update into the fewest equal batches of `smallest` to `limit` tokens.
 
     Returns:
         Tokens of a batch and batches per worker; None if no split exists.
     """
-    for update_freq in range(1, tokens // (workers * min(MIN_BATCH_TOKENS, limit)) + 1):
+    for update_freq in range(1, tokens // (workers * smallest) + 1):
         max_tokens, rest = divmod(tokens, workers * update_freq)
         if not rest and max_tokens <= limit:
             return max_tokens, update_freq
     return None
 
 
-def by_memory(settings: Training) -> dict[int, int]:
-    """A recipe's table {GB of a card: tokens of a batch}. With `--admin-fast graph` a token takes twice the memory."""
-    table = settings.BY_MEMORY
-    if "--admin-fast graph" not in " ".join(settings.TRAIN_ARGS).replace("=", " "):
-        return table
-    return {gb: tokens // 2 for gb, tokens in table.items()} | {2 * gb: tokens for gb, tokens in table.items()}
-
-
-def largest(table: dict[int, int], memory: float) -> int:
-    """Tokens of a batch on a card that reports `memory` GB, from a table {GB of a card: tokens}.
-
-    Raises:
-        ValueError: the card is smaller than all cards of the table.
-    """
-    if rows := [gb for gb in table if (1 - SLACK) * gb <= memory]:
-        return table[max(rows)]
-    smallest = min(table)
-    raise ValueError(
-        f"a GPU has {memory:.1f} GB, and this model was planned for {smallest} GB or more. To try it, give "
-        f"MAX_TOKENS={table[smallest] // 2}."
-    )
-
-
-def faults(machines: Machines, precision: str, presets: Mapping[str, Mapping[str, Any]]) -> str:
+def faults(machines: Machines, precision: str, cpu_presets: Collection[str]) -> str:
     """The reason why this environment's torch cannot train a run on this machine's GPUs; empty if it can.
 
     Another process tries it: once torch has used a GPU, its process holds some of the GPU's memory until it ends.
 
     Args:
-        presets: the recipe's presets. The message names the presets that train on a CPU.
+        cpu_presets: presets that train on a CPU, for the message.
     """
     if machines.cpu:
         return ""
@@ -222,7 +184,7 @@ def faults(machines: Machines, precision: str, presets: Mapping[str, Mapping[str
         return ""
     lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
     reason = lines[-1] if lines else f"torch ended with status {done.returncode} on the GPUs. Look at nvidia-smi."
-    on_cpu = " or ".join(f"PRESET={name}" for name, values in presets.items() if values.get("DEVICE", "cpu") == "cpu")
+    on_cpu = " or ".join(f"PRESET={name}" for name in cpu_presets)
     return f"{reason}{f' Or train on a CPU with {on_cpu}.' if on_cpu else ''}"
 
 

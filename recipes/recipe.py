@@ -1,34 +1,56 @@
-"""Recipes and grids of runs: their YAML files, the user's settings with errors and help, and their folders."""
+"""A recipe: its YAML file, with fairseq's options by command; the user's values; and the names of its folders.
+
+A run's folder is named by its scheme, what the user changed, and its seed. What does not change the result in kind
+(NEUTRAL) is in no name, so a run goes on with another number of GPUs or another batch.
+"""
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import functools
-import logging
 import os
-import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from recipes.machines import visible_gpus
+from fairseq_admin.method.schemes import SCHEMES
+from recipes import options as opts
+from recipes.machines import PRECISIONS, visible_gpus
+from recipes.options import Options
 from recipes.processes import Needs
-from recipes.settings import KINDS, Machine, Settings, Training
+from recipes.settings import Settings, described, validated
 
-log = logging.getLogger(__name__)
-Model = TypeVar("Model", bound=BaseModel)
 HERE = Path(__file__).parent
-MAKEFILE_VARIABLES = {"PYTHON", "VENV", "TORCH", "PYTEST", "TARGET", "RECIPE"}
-"""Variables that the Makefile itself reads. They are not settings."""
+COMMANDS = ("prepare", "preprocess", "train", "average", "generate")
+NEUTRAL = {
+    "prepare": {"--table", "--sums", "--expect", "--too-long"},
+    "preprocess": {"--workers"},
+    "train": {
+        *("--max-tokens", "--update-freq", "--max-tokens-valid", "--num-workers", "--log-interval", "--log-format"),
+        *("--ddp-backend", "--empty-cache-freq", "--data-buffer-size", "--no-progress-bar", "--cpu", "--wandb-project"),
+    },
+    "average": set[str](),
+    "generate": {"--max-tokens", "--batch-size", "--num-workers", "--cpu"},
+}
+"""Options that do not change the result of a command in kind."""
+EVERY = {"--save-interval-updates", "--validate-interval-updates"}
+LENGTH = {
+    *("--max-update", "--max-epoch", *EVERY, "--keep-interval-updates", "--keep-last-epochs"),
+    *("--keep-best-checkpoints", "--stop-time-hours"),
+}
+"""Options of fairseq-train that decide how long a run is trained and which checkpoints stay, but no update."""
+BY_UPDATES = {"--max-update", "--save-interval", "--validate-interval", "--validate-interval-updates"}
+"""Options of a recipe by updates that a training by epochs must not have."""
+OURS = {"--save-dir", "--tensorboard-logdir", "--source-lang", "--target-lang", "--destdir", "--path", "--gen-subset"}
+"""Options that a recipe sets itself."""
+PRECISION = {word for words in PRECISIONS.values() for word in opts.parse(words)}
 
 
-class Raw(BaseModel, extra="forbid", frozen=True):
+class Raw(BaseModel, extra="forbid"):
     """A raw text in both languages, and where it comes from."""
 
     members: list[str]
@@ -40,73 +62,69 @@ class Raw(BaseModel, extra="forbid", frozen=True):
     """options of its tokenising step"""
 
 
-class Split(BaseModel, extra="forbid", frozen=True):
+class Split(BaseModel, extra="forbid"):
     """The training, validation or test set: the texts that make it, and which of their pairs it keeps."""
 
     texts: list[str]
     keep: Literal["rest", "nth"] | None = None
 
 
-class File(BaseModel, extra="forbid", frozen=True):
+class Part(BaseModel, extra="forbid"):
+    """Options by command, as a person types them, and what goes with them. A preset or a size adds to the recipe's."""
+
+    prepare: list[str] = []
+    preprocess: list[str] = []
+    train: list[str] = []
+    average: list[str] = []
+    generate: list[str] = []
+    gpus: int | None = None
+    """GPUs of the paper; with 1, a run has one GPU unless GPUS= says otherwise"""
+    paper: dict[str, dict[str, str]] = {}
+    """the paper's numbers by scheme, by source"""
+
+
+class File(Part):
     """The content of a recipe's YAML."""
 
-    kind: str
+    kind: Literal["translation", "language-model"]
     folder: str = ""
+    """the folder of its texts and runs below RUNS; by default the file's name"""
+    pair: str = ""
+    """source and target language; empty: the user's PAIR"""
+    pairs: list[str] = []
+    """the pairs that the user may choose from; the first is the default"""
     needs: Needs = Needs()
     """what its jobs need on a cluster"""
-    raw: str = ""
-    """folder of the raw text below RUNS; by default in the text's folder"""
-    fixed: dict[str, Any] = {}
-    """settings that the user cannot change"""
-    unused: list[str] = []
-    """settings of its kind that have no effect on this recipe, so the user cannot give them"""
-    settings: dict[str, Any] = {}
-    presets: dict[str, dict[str, Any]]
-    axes: dict[str, str] = {}
-    """a grid's axes, in the order in which they name a run, the seed last, each with the setting of its values"""
-    named: dict[str, str] = {}
-    """settings that change the name of a grid's folder, each with the part that it adds"""
-    options: dict[str, Any] = {}
-    """options of fairseq-train; a grid has several groups, and {NAME} stands for the value of a setting"""
-    sizes: dict[str, dict[str, Any]] = {}
+    threads: int | None = None
+    """threads of a process on a CPU"""
+    compounds: bool = False
+    """report BLEU of split compounds, too"""
+    presets: dict[str, Part] = {"": Part()}
+    sizes: dict[str, Part] = {"": Part()}
     texts: dict[str, Raw] = {}
     splits: dict[str, Split] = {}
 
     @property
-    def model(self) -> type[Settings]:
-        return KINDS[self.kind]
-
-    @property
-    def is_grid(self) -> bool:
-        return not issubclass(self.model, Training)
-
-    @property
-    def names(self) -> list[str]:
-        """The settings that a user may give."""
-        return [name for name in self.model.model_fields if name not in {*self.fixed, *self.unused}]
-
-    @property
-    def aliases(self) -> dict[str, str]:
-        """Names of settings by their aliases."""
-        fields = ((name, self.model.model_fields[name].alias) for name in self.names)
-        return {alias: name for name, alias in fields if alias}
-
-    @property
     def preset(self) -> str:
-        """The default preset: `gpu` or `cpu` by this machine if a recipe has both, otherwise the first."""
-        if {"cpu", "gpu"} <= self.presets.keys() and not self.is_grid:
-            return "gpu" if visible_gpus() else "cpu"
-        return next(iter(self.presets))
+        """The default preset: the first, or `cpu` where there is no GPU for the first."""
+        return "cpu" if "cpu" in self.presets and not visible_gpus() else next(iter(self.presets))
 
-    def values(self, size: str, preset: str) -> dict[str, Any]:
-        """The settings as they are before the user changes any.
+    def options(self, command: str, size: str, preset: str) -> Options:
+        parts = (self, self.sizes[size], self.presets[preset])
+        return opts.merge(*(opts.parse(getattr(part, command)) for part in parts))
 
-        Raises:
-            ValueError: there is no such preset.
-        """
-        if preset not in self.presets:
-            raise ValueError(f"PRESET={preset} is unknown; expected {' or '.join(self.presets)}.")
-        return {**self.settings, **self.fixed, **self.sizes.get(size, {}), **self.presets[preset], "PRESET": preset}
+
+@functools.cache
+def files() -> dict[str, tuple[str, File, str]]:
+    """By target: the name of its YAML file, the file, and the size that the target names."""
+    targets: dict[str, tuple[str, File, str]] = {}
+    for path in sorted(HERE.glob("*.yaml")):
+        try:
+            file = validated(File, yaml.safe_load(path.read_text(encoding="utf-8")))
+        except (TypeError, ValueError, yaml.YAMLError) as error:
+            raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
+        targets |= {f"{path.stem}-{size}".removesuffix("-"): (path.stem, file, size) for size in file.sizes}
+    return targets
 
 
 @dataclass(frozen=True)
@@ -114,197 +132,279 @@ class Recipe:
     target: str
     """its name for `make`"""
     file: File
-    settings: Any
+    settings: Settings
+    recipe_options: dict[str, Options]
+    """the recipe's options by command, before the user changed any"""
+    options: dict[str, Options]
+    """with the user's"""
+    user: dict[str, Options]
+    """the user's alone"""
+    values: dict[str, str] = field(default_factory=dict)
+    """the user's settings"""
+    folder: Path | None = None
+    """for a run of a grid: its folder, next to which its text is"""
     size: str = ""
     """the size that the target names, as 18l in wmt14-ende-18l"""
-    user_values: dict[str, str] = field(default_factory=dict)
-    grid: Path | None = None
-    """for a run of a grid: the grid's folder, which has the text and all runs"""
-    point: str = ""
-    """for a run of a grid: the run's name"""
 
     @property
-    def values(self) -> dict[str, str]:
-        """The user's values, and the preset if there are several: its default may be another one on another machine."""
-        preset = {"PRESET": self.settings.PRESET} if len(self.file.presets) > 1 else {}
-        return {**preset, **self.user_values}
+    def preset(self) -> str:
+        return self.settings.PRESET or self.file.preset
 
     @property
-    def words(self) -> list[str]:
-        """The values, as words of a command line."""
-        return [f"{name}={value}" for name, value in self.values.items()]
-
-    @property
-    def name(self) -> str:
-        """The folder of all runs of this recipe, below RUNS."""
-        return self.file.folder.format(**dict(self.settings))
-
-    @property
-    def row(self) -> str:
-        """The recipe's name in results.csv."""
-        return self.target if self.size else self.name
+    def pair(self) -> str:
+        return self.file.pair or self.settings.PAIR or next(iter(self.file.pairs), "")
 
     @property
     def base(self) -> Path:
-        return self.grid or Path(self.settings.RUNS, self.name)
-
-    @property
-    def text(self) -> Path:
-        """The folder of the text.
-
-        A text made before version 0.2.0 has no keys. It stays where it is, and the new text has the folder `text`.
-        """
-        old = self.base / "data"
-        return self.base / "text" if (old / "settings.json").exists() and not (old / ".keys").exists() else old
-
-    @property
-    def raw(self) -> Path:
-        return Path(self.settings.RUNS, self.file.raw) if self.file.raw else self.text / "raw"
-
-    @property
-    def run(self) -> Path:
-        if self.grid:
-            return self.grid / self.point
-        s = self.settings
-        method = s.METHOD if s.rule in ("", "reference") else f"{s.METHOD}-{s.rule}"
-        return self.base / self.size / f"{method}-{s.PRESET}-s{s.SEED}"
+        """The folder of the recipe's texts, and of its runs of all sizes."""
+        if self.folder:
+            return self.folder.parent
+        data = Path(os.path.abspath(self.settings.DATA or ".")).name
+        name = (self.file.folder or files()[self.target][0]).format(pair=self.pair, data=data)
+        return Path(self.settings.RUNS, name)
 
     @property
     def archives(self) -> Path:
         """The folder of the archives: the user's, or the one to download them to."""
-        return Path(dict(self.settings).get("DATA") or Path(self.settings.RUNS, "archives"))
+        return Path(self.settings.DATA or Path(self.settings.RUNS, "archives"))
+
+    @property
+    def method(self) -> str:
+        return self.options["train"]["--admin-scheme"]
+
+    @property
+    def rule(self) -> str:
+        """The rule that sets omega; empty for a scheme without omega."""
+        return self.options["train"].get("--admin-init", "reference") if SCHEMES[self.method].omega else ""
+
+    @property
+    def seed(self) -> str:
+        return self.options["train"]["--seed"]
+
+    @property
+    def by_epochs(self) -> bool:
+        return "--max-epoch" in self.options["train"]
+
+    @property
+    def length(self) -> int:
+        """Number of updates or epochs."""
+        return int(self.options["train"]["--max-epoch" if self.by_epochs else "--max-update"])
+
+    def changes(self, command: str) -> Options:
+        """The user's options that change the result of a command."""
+        changed = opts.changes(self.recipe_options[command], self.options[command])
+        return {name: value for name, value in changed.items() if name not in NEUTRAL[command]}
+
+    @property
+    def change(self) -> str:
+        """What the user changed, but for the scheme, the rule, the preset and the seed: a part of the run's name."""
+        trained = self.changes("train")
+        stacks = [f"--{stack}-layers" for stack in ("encoder", "decoder")]
+        depths = dict.fromkeys(self.options["train"][name] for name in stacks if name in self.options["train"])
+        layers = f"{'-'.join(depths)}l" if trained.keys() & {*stacks} else ""
+        precision = self.settings.PRECISION if trained.keys() & PRECISION else ""
+        length = LENGTH if self.by_epochs else LENGTH - EVERY  # the interval decides what is averaged
+        hidden = {*stacks, *length, "--admin-scheme", "--admin-init", "--seed", *(PRECISION if precision else ())}
+        shown = {name: value for name, value in trained.items() if name not in hidden}
+        changed = [opts.part_of_name(part) for part in (self.changes("prepare"), self.changes("preprocess"), shown)]
+        tokens = f"tokens{self.tokens}" if self.tokens != self._tokens_of(self.recipe_options["train"]) else ""
+        return "-".join(filter(None, [layers, precision, *changed, tokens]))
+
+    def _tokens_of(self, options: Options) -> int:
+        return int(options["--max-tokens"]) * int(options.get("--update-freq", 1)) * self.gpus
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the paper."""
+        return self.file.sizes[self.size].gpus or self.file.gpus or 1 if "--cpu" not in self.options["train"] else 1
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an update: on any machines the recipe's, unless the user gives --update-freq."""
+        given = "--update-freq" in self.user["train"]
+        return self._tokens_of(self.options["train"] if given else self.recipe_options["train"])
+
+    @property
+    def run(self) -> Path:
+        if self.folder:
+            return self.folder
+        rule = self.rule if "--admin-init" in self.changes("train") else ""
+        preset = self.preset if self.preset != next(iter(self.file.presets)) else ""
+        return self.base / self.size / "-".join(filter(None, [self.method, rule, preset, self.change, f"s{self.seed}"]))
+
+    @property
+    def at(self) -> Path:
+        """The folder of the training's end, by its length."""
+        return self.run / f"at-{self.length}{'-epochs' if self.by_epochs else ''}"
+
+    @property
+    def model(self) -> Path:
+        """The folder of the average and the model: that of the training's end, unless the user's average is another."""
+        average = opts.part_of_name(self.changes("average"))
+        return self.at.with_name(f"{self.at.name}-{average}") if average else self.at
+
+    @property
+    def result(self) -> Path:
+        """The folder of translations and scores."""
+        search = opts.part_of_name(self.changes("generate"))
+        return self.model.with_name(f"{self.model.name}-{search}") if search else self.model
+
+    @property
+    def difference(self) -> str:
+        """All that the user changed, but for scheme, rule, preset and seed: the column `options` of results.csv."""
+        length = (
+            f"at-{self.length}"
+            if opts.changes(
+                *(
+                    {name: options["train"].get(name, "") for name in ("--max-update", "--max-epoch")}
+                    for options in (self.recipe_options, self.options)
+                )
+            )
+            else ""
+        )
+        folder = self.result.name.removeprefix(f"at-{self.length}").removeprefix("-epochs").strip("-")
+        return "-".join(filter(None, [self.change, length, folder]))
 
     @property
     def command(self) -> str:
         """The command for make that made the run, without METHOD and SEED. With other values it makes a comparable run.
 
-        The settings of threads and GPUs are left out, since they may differ from shell to shell.
+        Threads and GPUs are left out, since they may differ from shell to shell.
         """
-        left_out = {"METHOD", "SEED", "NODE_RANK", "WATCH", *Machine.model_fields} - {"RUNS"}
-        left_out |= {"MASTER"} if self.settings.WHERE == "slurm" else set()
+        left_out = {"METHOD", "SEED", "GPUS", "NODES", "MASTER"}
         words = sorted(f"{name}={value}" for name, value in self.values.items() if name not in left_out)
         return shlex.join(["make", self.target, *words]).replace("$", "$$")
 
 
-@functools.cache
-def files() -> dict[str, tuple[File, str]]:
-    """Each target's YAML file, and the size that the target names."""
-    targets: dict[str, tuple[File, str]] = {}
-    for path in sorted(HERE.glob("*.yaml")):
-        file = File.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-        targets |= {f"{path.stem}-{size}": (file, size) for size in file.sizes} or {path.stem: (file, "")}
-    return targets
-
-
-def collect(
-    target: str, words: list[str], names: list[str], options: Sequence[str] = (), aliases: dict[str, str] | None = None
-) -> dict[str, str]:
-    """The user's values for the settings of a target, from the command line and the environment.
-
-    make puts the values of its command line into the environment, and their names into MAKEFLAGS.
-
-    Args:
-        words: NAME=VALUE.
-        names: the settings of the target.
-        options: options of fairseq-train. If an option, here or in TRAIN_ARGS, is the alias of a setting, its value is
-            the setting's; all others are TRAIN_ARGS.
-        aliases: names of settings by their aliases.
+def user_options(settings: Settings, file: File) -> dict[str, Options]:
+    """The user's options by command. The settings that stand for options of fairseq-train come first.
 
     Raises:
-        ValueError: a word is not NAME=VALUE, or `options` does not begin with an option.
+        ValueError: an option is one that the recipe sets itself, or is not an option.
     """
-    aliases = aliases or {}
-    if wrong := next((word for word in words if not re.match(r"[A-Z]\w*=", word)), None):
-        raise ValueError(f"{wrong}: expected NAME=VALUE, a setting of {target}. See make help TARGET={target}.")
-    if options and not options[0].startswith("--"):
-        raise ValueError(f"{options[0]} after --: expected an option of fairseq-train, as in -- --dropout 0.2.")
-    _, _, after = os.environ.get("MAKEFLAGS", "").partition("-- ")
-    on_line = {word.partition("=")[0] for word in re.split(r"(?<!\\)\s+", after) if "=" in word} - MAKEFILE_VARIABLES
-    values = {name: os.environ[name] for name in [*names, *on_line] if name in os.environ}
-    from_words = dict(word.split("=", 1) for word in words)
-    quiet = on_line | from_words.keys() | Machine.model_fields.keys() - {"RUNS"}
-    if inherited := [f"{name}={value}" for name, value in values.items() if name not in quiet]:
-        log.info("From the environment: %s.", " ".join(inherited))
-    parser = argparse.ArgumentParser("--", argparse.SUPPRESS, add_help=False, allow_abbrev=False)
-    for alias in aliases:
-        if alias.startswith("--"):
-            parser.add_argument(alias, dest=alias)
-    values |= from_words
-    aliased, others = parser.parse_known_args([*shlex.split(values.pop("TRAIN_ARGS", "")), *options])
-    values |= {alias: value for alias, value in vars(aliased).items() if value is not None}
-    if others:
-        values["TRAIN_ARGS"] = shlex.join(others)
-    return {aliases.get(name, name): value for name, value in values.items()}
+    stacks = ("encoder", "decoder") if file.kind == "translation" else ("decoder",)
+    depths = settings.LAYERS.split("-") if settings.LAYERS else []
+    named = {f"--{stack}-layers": depth for stack, depth in zip(stacks, depths * 2 if len(depths) == 1 else depths)}
+    shorthand = {
+        "--admin-scheme": settings.METHOD, "--admin-init": settings.INIT, "--seed": settings.SEED,
+        "--max-update": settings.UPDATES,
+    }  # fmt: skip
+    named |= {name: str(value) for name, value in shorthand.items() if value not in (None, "")}
+    user = {}
+    for command in COMMANDS:
+        variable = "ARGS" if command == "train" else f"{command.upper()}_ARGS"
+        try:
+            user[command] = opts.parse(getattr(settings, variable, ""))
+        except ValueError as error:
+            raise ValueError(f"{variable}: {error}") from None
+        if ours := OURS & user[command].keys():
+            raise ValueError(f"{variable}: the recipe sets {min(ours)} itself. Leave it out.")
+    return user | {"train": named | with_precision(settings.PRECISION) | user["train"]}
 
 
-def read(target: str, user_values: dict[str, str]) -> Recipe:
+def with_precision(name: str) -> Options:
+    """The options that set a precision in place of another; none without a name."""
+    return dict.fromkeys(PRECISION, opts.TAKEN_AWAY) | opts.parse(PRECISIONS[name]) if name else {}
+
+
+def fit(options: dict[str, Options], recipe: dict[str, Options], user: dict[str, Options]) -> None:
+    """Fit the interval of checkpoints, and how many are kept and averaged, to the length of the training.
+
+    What the user does not give follows, in the recipe's own options, too, so it is no change of the user's.
+
+    Raises:
+        ValueError: what the user gives does not go together.
+    """
+    train, by_epochs = options["train"], "--max-epoch" in options["train"]
+    length = number(train, "--max-epoch" if by_epochs else "--max-update")
+    every, last = 1 if by_epochs else number(train, min(EVERY)), number(options["average"], "--last")
+    fixed = by_epochs or min(EVERY) in user["train"]
+    if "--last" not in user["average"]:
+        last = min(last, length // every if fixed else length)
+    if not fixed and last <= length and (length % every or length // every < last):
+        every = next(size for size in range(min(every, length // last), 0, -1) if length % size == 0)
+    if last < 1 or length % every or length // every < last:
+        raise ValueError(
+            f"{length} {'epochs' if by_epochs else 'updates'}, with a checkpoint every {every}: expected a multiple, "
+            f"and at least the {last} checkpoints that AVERAGE_ARGS='--last {last}' averages. Change one of them."
+        )
+    fitted = (
+        {"--keep-last-epochs": last} if by_epochs else dict.fromkeys(EVERY, every) | {"--keep-interval-updates": last}
+    )
+    follows = {name: str(value) for name, value in fitted.items() if name not in user["train"]}
+    for one in (options, recipe):
+        one["train"] |= follows
+        one["average"] |= {} if "--last" in user["average"] else {"--last": str(last)}
+
+
+def number(options: Options, name: str) -> int:
+    """An option that is a whole number above 0.
+
+    Raises:
+        ValueError: it is another value.
+    """
+    if (value := options.get(name, "")).isdecimal() and int(value):
+        return int(value)
+    raise ValueError(f"{name} {value}: expected a whole number above 0.")
+
+
+def read(target: str, values: dict[str, str], folder: Path | None = None) -> Recipe:
     """The recipe of a target, with the user's values.
 
-    Raises:
-        ValueError: a setting is unknown or invalid.
-    """
-    file, size = files()[target]
-    if unknown := next((name for name in user_values if name not in file.names), None):
-        near = difflib.get_close_matches(unknown, file.names, 1)
-        like = f" {near[0]} is one." if near else ""
-        raise ValueError(
-            f"{unknown}={user_values[unknown]} is not a setting of {target}.{like} See make help TARGET={target}."
-        )
-    preset = user_values.get("PRESET") or file.preset
-    values = file.values(size, preset) | user_values
-    if values.get("EPOCHS") and "UPDATES" in user_values:
-        raise ValueError(
-            f"UPDATES={user_values['UPDATES']} is given, and EPOCHS={values['EPOCHS']} says how long it trains; give "
-            "another EPOCHS=, or EPOCHS= empty."
-        )
-    return Recipe(target, file, validated(file.model, values), size, user_values)
-
-
-def help_lines(target: str, user_values: dict[str, str]) -> list[str]:
-    """A recipe's presets, and the settings that have an effect, with the user's values."""
-    file, size = files()[target]
-    values = file.values(size, user_values.get("PRESET") or file.preset) | user_values
-    hidden = {name for name, value in values.items() if isinstance(value, dict)}
-    hidden |= {"UPDATES"} if values.get("EPOCHS") else set()
-    hidden |= {"UPDATE_FREQ"} if values.get("TOKENS") else {"DEVICE_TOKENS", "BY_MEMORY", "MEMORY"}
-    lines = [f"make {target} PRESET={'|'.join(file.presets)}", ""]
-    return [*lines, *described(file.model, [name for name in file.names if name not in hidden], values)]
-
-
-# -- errors and help ------------------------------------------------------------------------------------------------
-
-
-def validated(model: type[Model], values: dict[str, Any]) -> Model:
-    """The model of these values.
+    Args:
+        folder: for a run of a grid, its folder.
 
     Raises:
-        ValueError: a value is invalid, or some values contradict each other; the message has one line.
+        ValueError: a setting or an option is unknown or invalid.
     """
-    try:
-        return model(**values)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        message = fault["msg"].removeprefix("Value error, ")
-        if not fault["loc"]:
-            raise ValueError(message) from None
-        name = str(fault["loc"][0])
-        if fault["type"] == "extra_forbidden":
-            raise ValueError(f"{name} is unknown; expected one of {', '.join(model.model_fields)}.") from None
-        meaning = " ".join((model.model_fields[name].description or "").split())
-        if fault["type"] == "missing":
-            raise ValueError(f"{name}= is missing; expected {meaning}.") from None
-        expected = f"expected {message}" if fault["type"] == "value_error" else message[0].lower() + message[1:]
-        value = values.get(name, fault["input"])
-        raise ValueError(f"{name}={value} is invalid: {expected}{f' ({meaning})' if meaning else ''}.") from None
+    _, file, size = files()[target]
+    settings = validated(Settings, values)
+    preset = settings.PRESET or file.preset
+    if preset not in file.presets:
+        raise ValueError(f"PRESET={preset} is unknown; expected {' or '.join(filter(None, file.presets)) or 'none'}.")
+    if settings.PAIR and (file.pair or file.pairs and settings.PAIR not in file.pairs):
+        raise ValueError(f"PAIR={settings.PAIR} is not of {target}; expected {file.pair or ', '.join(file.pairs)}.")
+    sources = any(text.archive is None for text in file.texts.values())
+    for name, needed in {"PAIR": not (file.pair or file.pairs) and file.kind == "translation", "DATA": sources}.items():
+        if needed and not getattr(settings, name):
+            raise ValueError(f"{name}= is missing; expected {Settings.model_fields[name].description}.")
+    if settings.DATA and not file.texts:
+        raise ValueError(f"DATA={settings.DATA} is not a setting of {target}, whose text is not read from files.")
+    user = user_options(settings, file)
+    own = {command: file.options(command, size, preset) for command in COMMANDS}
+    options = {command: opts.merge(own[command], user[command]) for command in COMMANDS}
+    if "--max-epoch" in options["train"] and settings.UPDATES:
+        raise ValueError(f"UPDATES={settings.UPDATES}: {target} trains by epochs; give ARGS='--max-epoch ...'.")
+    if "--max-epoch" in user["train"].keys() - own["train"].keys():
+        for one in (own, options):  # no end of an epoch may be left out
+            one["train"] = {name: value for name, value in one["train"].items() if name not in BY_UPDATES}
+    train = options["train"]
+    if (method := train.get("--admin-scheme", "")) not in SCHEMES:
+        raise ValueError(f"--admin-scheme {method} is unknown; expected one of {', '.join(SCHEMES)}.")
+    if not SCHEMES[method].omega:
+        train.pop("--admin-init", None)
+    for one in (own, options) if "--cpu" in train else ():
+        one["train"] = {name: value for name, value in one["train"].items() if name not in PRECISION}
+    if {"--encoder-embed-dim", "--encoder-attention-heads"} <= train.keys():
+        width, heads = number(train, "--encoder-embed-dim"), number(train, "--encoder-attention-heads")
+        if width % heads:
+            raise ValueError(f"--encoder-embed-dim {width} is not a multiple of --encoder-attention-heads {heads}.")
+    fit(options, own, user)
+    return Recipe(target, file, settings, own, options, user, values, folder, size)
 
 
-def described(model: type[BaseModel], names: Iterable[str], values: dict[str, Any]) -> Iterator[str]:
-    """A line for each of the named fields: name, value (or else the default), meaning, choices."""
-    schemas = model.model_json_schema(by_alias=False)["properties"]
-    for name in names:
-        schema = schemas[name]
-        value = values.get(name, schema.get("default"))
-        shown = "" if value in (None, "", [], {}) else f"={' '.join(map(str, value)) if type(value) is list else value}"
-        choices = " ".join(schema.get("enum") or schema.get("items", {}).get("enum") or ()).strip()
-        meaning = filter(None, [" ".join(schema.get("description", "").split()), choices])
-        yield f"{name}{shown}: {'; one of: '.join(meaning)}"
+def help_lines(target: str, values: dict[str, str]) -> Iterator[str]:
+    """A recipe's settings, what people change first, and its options by command."""
+    _, file, size = files()[target]
+    preset = values.get("PRESET") or file.preset
+    if preset not in file.presets:
+        raise ValueError(f"PRESET={preset} is unknown; expected {' or '.join(filter(None, file.presets)) or 'none'}.")
+    yield f"make {target} {f'PRESET={chr(124).join(file.presets)} ' * (len(file.presets) > 1)}NAME=VALUE ..."
+    yield ""
+    hidden = {"PAIR"} if file.pair or file.kind != "translation" else set()
+    hidden |= set() if file.texts else {"DATA"}
+    order = ("METHOD", "SEED", "LAYERS", "UPDATES", "ARGS", "PREPARE_ARGS", "AVERAGE_ARGS", "GENERATE_ARGS")
+    names = [name for name in dict.fromkeys([*order, *Settings.model_fields]) if name not in hidden]
+    yield from described(Settings, names, values)
+    for command in COMMANDS:
+        yield f"\n{command}: {shlex.join(opts.words(file.options(command, size, preset)))}"

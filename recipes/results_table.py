@@ -2,8 +2,8 @@
 
     python -m recipes.results_table runs
 
-reads runs/results.csv, writes runs/table.md and runs/table.csv, and prints table.md. A row summarises all runs with the
-same recipe, method, rule and preset. The papers report tokenised BLEU, so compare them with that column.
+reads runs/results.csv, writes runs/table.md and runs/table.csv, and prints table.md. A row summarises all runs that
+differ only in the seed. The papers report tokenised BLEU, so compare them with that column.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import statistics
 import sys
 from pathlib import Path
 
-from tabulate import tabulate
-
-from recipes.steps.common import run, write_lines
-from recipes.steps.results import is_attempt, papers, read, write_runs
+from recipes.steps.common import run
+from recipes.steps.results import KEY, grouped, is_attempt, papers, read, write_table
 
 COLUMNS = {
     "tokenised BLEU": "tokenised", "sacreBLEU": "score", "chrF2": "chrf", "compound BLEU": "compound",
@@ -37,19 +35,17 @@ def cell(rows: list[dict[str, str]], column: str) -> str:
 
 
 def lines(results: list[dict[str, str]], papers: list[dict[str, str]]) -> list[dict[str, str]]:
-    """A row for each recipe, method, rule and preset, in the papers' order.
+    """A row for all runs that differ only in the seed, in the papers' order.
 
     A paper's number has a row even if no run belongs to it.
     """
     known = {(row["recipe"], row["method"]): row["bleu"] for row in papers}
-    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
-    for row in results:
-        groups.setdefault(tuple(row[name] for name in ("recipe", "method", "rule", "preset")), []).append(row)
-    groups |= {(*key, "", ""): [] for key in known if not any(group[:2] == key for group in groups)}
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = grouped(results, *KEY[:-1])
+    groups |= {(*key, "", "", ""): [] for key in known if not any(group[:2] == key for group in groups)}
     order = list(dict.fromkeys([*(recipe for recipe, _ in known), *sorted(key[0] for key in groups)]))
     table = []
     for key, rows in sorted(groups.items(), key=lambda item: order.index(item[0][0])):
-        row = dict(zip(("recipe", "method", "rule", "preset"), key))
+        row = dict(zip(KEY, key))
         row["seeds"] = ", ".join(sorted((row["seed"] for row in rows), key=int))
         row["tokenised BLEU"] = cell(rows, "tokenised")
         row["paper"] = known.get((row["recipe"], row["method"]), "") if is_attempt(row) else ""
@@ -65,10 +61,8 @@ def main() -> None:
     sources = "; ".join(sorted({row["source"] for row in papers()}))
     notes = [f"Papers: {sources}. BLEU of tokens; several seeds: mean and standard deviation."]
     notes += [f"Signature: `{signature}`" for signature in signatures]
-    written = [*tabulate(table, headers="keys", tablefmt="github", disable_numparse=True).splitlines(), "", *notes]
-    write_runs(runs / "table.csv", table)
-    write_lines(runs / "table.md", written)
-    print(*written, sep="\n")
+    write_table(runs / "table", table, notes)
+    print((runs / "table.md").read_text(encoding="utf-8"), end="")
 
 
 if __name__ == "__main__":

@@ -11,14 +11,12 @@ is in the queue at most once.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -30,13 +28,10 @@ from pydantic import BaseModel, PositiveFloat, PositiveInt
 
 from recipes.machines import BUILDS
 from recipes.processes import SCRIPT, Job, Needs
-from recipes.recipe import validated
+from recipes.settings import validated
 from recipes.steps.common import INTERRUPTED, write_lines
 from recipes.steps.guard import locked
 
-log = logging.getLogger(__name__)
-POLL_SECONDS = 20
-"""Time between queries of the queue."""
 WARNING_SECONDS = 300
 """Longest time before the time limit at which Slurm signals a job to save its work."""
 MAX_REQUEUES = 1000
@@ -80,6 +75,11 @@ class Slurm(BaseModel, extra="forbid", use_attribute_docstrings=True):
     """lines of shell before a job, as in: module load cuda"""
     options: dict[str, bool | str | int] = {}
     """any other options of sbatch, by name; true for an option without a value"""
+
+
+def settings_of(where: str) -> Slurm:
+    """The cluster's settings: WHERE=slurm reads slurm.yaml, WHERE=FILE.yaml that file."""
+    return read_settings(Path("slurm.yaml" if where == "slurm" else where))
 
 
 def read_settings(path: Path) -> Slurm:
@@ -186,53 +186,42 @@ def submit(path: Path, after: str = "") -> str:
 def make(work: Any, goal: str) -> None:
     """Submit the jobs of a recipe or grid, each to begin after the one before it, unless they are in the queue already.
 
-    With WATCH, wait until all have ended.
+    Of a job that was submitted before, say how it ended.
 
     Args:
-        work: a `training.Pipeline` or a `grid.grids.Grid`.
+        work: a `training.Run` or a grid.
 
     Raises:
-        ValueError: Slurm refuses the jobs, or this environment cannot run them; or, with WATCH, a job failed.
-        SystemExit: the jobs are submitted, and WATCH is off.
+        ValueError: Slurm refuses the jobs, or this environment cannot run them.
+        SystemExit: the jobs are submitted.
     """
     if not (jobs := work.jobs(goal)):
         return
     if not shutil.which("sbatch"):
-        raise ValueError("WHERE=slurm needs sbatch, which is not here. Run this where jobs are submitted from.")
+        raise ValueError("WHERE= needs sbatch, which is not here. Run this where jobs are submitted from.")
     import torch  # takes seconds, so it is not at the top
 
     if not (work.on_cpu or goal == "prepare" or torch.version.cuda):
         fault = f"{sys.prefix} has torch {torch.__version__}, a build without CUDA, and the jobs need GPUs"
         raise ValueError(f"{fault}. Take another build: {BUILDS}.")
-    slurm, after, ids = read_settings(Path(work.settings.SLURM)), "", []
+    slurm, after, ids = settings_of(work.settings.WHERE), "", []
     with locked(jobs[0].script.parent / ".guard"):
-        queue = queued()
+        queue, ended = queued(), queued("--states=all")
         for job in jobs:
             if job.script in queue:
                 after = queue[job.script][0].number
                 print(f"job {after}: {job.name}, in the queue already, {queue[job.script][0]}", flush=True)
             else:
+                if last := max(ended.get(job.script, []), key=lambda entry: int(entry.number), default=None):
+                    print(f"{job.name}: {last.end(job)}")
                 write_script(job.script, [job], 0, job.needs, slurm)
                 before, after = after, submit(job.script, after)
                 needs = replace(job.needs, hours=slurm.hours or job.needs.hours)
                 print(f"job {after}: {job.name}, {needs}{f', after {before}' if before else ''}; output: {job.log}")
             ids.append(after)
-    print(f"This shell may end. squeue --me shows the jobs, scancel {' '.join(ids)} ends them, WATCH=1 waits for them.")
-    scripts = {job.script for job in jobs}
-    if not work.settings.WATCH:
-        print(states(scripts))
-        raise SystemExit
-    watch(scripts)
-    entries = queued("--states=all")
-    for job in jobs:
-        last = max(entries.get(job.script, []), key=lambda entry: int(entry.number), default=None)
-        print(f"{job.name}: {last.end(job) if last else job.last_line()}", flush=True)
-        runs = [Job(log.parent.name, (), log.parent) for log in sorted(job.folder.glob("*/job.log"))]  # of a grid
-        for run in [run for run in runs if not (run.folder / "result.csv").exists()][:3]:
-            print(f"{run.log}: {run.last_line()}", flush=True)
-    if not work.is_done(goal):
-        logs = ", ".join(dict.fromkeys(str(job.log) for job in jobs))
-        raise ValueError(f"Not complete. All output: {logs}.")
+    print(f"This shell may end. squeue --me shows the jobs, scancel {' '.join(ids)} ends them.")
+    print(states({job.script for job in jobs}), flush=True)
+    raise SystemExit
 
 
 def states(scripts: Collection[Path]) -> str:
@@ -245,16 +234,6 @@ def states(scripts: Collection[Path]) -> str:
             f"partition: or account: in slurm.yaml, or fewer NODES=, scancel {above[0]}, and run again"
         )
     return text
-
-
-def watch(scripts: Collection[Path]) -> None:
-    """Wait until none of the scripts is in the queue, and log how many jobs are in each state."""
-    shown = ""
-    while text := states(scripts):
-        if text != shown:
-            log.info("%s  %s", time.strftime("%H:%M:%S"), text)
-        shown = text
-        time.sleep(POLL_SECONDS)
 
 
 def run(jobs: Sequence[Job], needs: Needs, parallel: int, slurm: Slurm, folder: Path) -> Iterator[tuple[Job, int]]:

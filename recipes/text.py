@@ -1,80 +1,346 @@
-"""The steps of a translation recipe's text: archives, raw text, words, splits, joint BPE, fairseq's binary data."""
+"""A recipe's text: archives, raw text, words, splits and BPE tokens. All runs on the same text share its folder.
+
+The folder is named after a hash of the sources' content, of the options that change the text, and of the versions of
+the programs. So a text never changes: with another source, option or program, it is another text. fairseq-preprocess
+then makes the binary data in the folder's `bin` (training.py).
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
 import logging
-import shutil
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shlex
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from fairseq_admin.text.tokens import Text as Tokens
-from recipes.chain import Step
-from recipes.processes import stream
-from recipes.recipe import Raw, Recipe
-from recipes.settings import Demo, Multi30k
+from recipes.recipe import NEUTRAL, Raw, Recipe
+from recipes.settings import Folder, validated
 from recipes.steps import bpe, pairs
 from recipes.steps.common import replacing
 from recipes.steps.extract import extract, unpacked
-from recipes.steps.records import describe
-from recipes.steps.streaming import cores
+from recipes.steps.sources import Sources
+from recipes.steps.table import Archive, read_table
 
 log = logging.getLogger(__name__)
 SPLITS = ("train", "valid", "test")
+UNKNOWN = "text-unknown"
+"""Name of a text's folder as long as an archive must be downloaded to know its content."""
 
 
-def binarise(folder: Path, prefix: str, *options: object, splits: Sequence[str] = SPLITS) -> None:
-    """Write a folder of fairseq's binary data, completely or not at all.
+class Options(BaseModel):
+    """The options of a text, PREPARE_ARGS."""
 
-    Args:
-        prefix: path of the texts up to the name of the split.
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    table: Folder = "recipes/archives.tsv"
+    """sizes, checksums and addresses of archives"""
+    sums: Folder | None = None
+    """SHA-256 of published texts"""
+    invalid: Literal["refuse", "replace"] = "refuse"
+    """bytes that are not UTF-8: refuse them, or replace them with U+FFFD"""
+    tokeniser: list[Literal["lowercase", "normalise", "aggressive_dashes", "escape", "perl"]] = []
+    """options of tokenising"""
+    clean: str = ""
+    """training pairs to keep, by their words: drop-empty, or lengths MIN MAX and ratio R"""
+    clean_bpe: str = ""
+    """training and validation pairs to keep, by their BPE tokens"""
+    valid_every: PositiveInt = 23
+    """every so many pairs, one goes to the validation set, if it shares a text with the training set"""
+    too_long: Literal["refuse", "skip"] = "refuse"
+    """lines of the validation and test sets that are too long for the model"""
+    merges: PositiveInt
+    """merges of byte-pair encoding"""
+    expect: list[int] = []
+    """numbers of pairs of train, valid and test as published"""
+    pairs: int = Field(30000, ge=100)
+    """sentence pairs of the generated corpus; of 30,000, 500 validate and 1,000 test"""
+    library: Folder | None = None
+    """folder of the standard library whose documentation is the text; by default that of this Python"""
+
+
+def read_options(recipe: Recipe) -> Options:
+    """The text's options.
 
     Raises:
-        Failed: fairseq-preprocess failed. Its output is in preprocess.log next to the folder.
+        ValueError: an option is unknown or invalid.
     """
-    part = folder.with_name(f"{folder.name}.part")
-    for old in (folder, part):
-        shutil.rmtree(old, ignore_errors=True)
-    command = [sys.executable, "-m", "fairseq_cli.preprocess", *map(str, options), "--destdir", str(part)]
-    command += [word for split in splits for word in (f"--{split}pref", f"{prefix}{split}")]
-    stream(command, folder.with_name("preprocess.log"), "wb")
-    part.rename(folder)
+    values: dict[str, Any] = {}
+    for name, value in recipe.options["prepare"].items():
+        key = name[2:].replace("-", "_")
+        listed = key in ("tokeniser", "expect")
+        values[key] = shlex.split(value) if listed else " ".join(shlex.split(value))
+    try:
+        return validated(Options, values)
+    except ValueError as error:
+        raise ValueError(f"An option of the text, PREPARE_ARGS: {error}") from None
 
 
-def compare(folder: Path, languages: Iterable[str], pairs: Mapping[str, str], blobs: Mapping[str, str]) -> None:
-    """Compare a text with the published one. Refuse a different number of pairs; log whether the files are the same.
+class Step(NamedTuple):
+    """A part of a text: it is done if its outputs are there."""
 
-    Args:
-        pairs: the published number of pairs, by the prefix of the files.
-        blobs: git's ids of the published files.
-
-    Raises:
-        ValueError: the number of pairs differs.
-    """
-    for path, expected in [(folder / f"{name}.{code}", count) for name, count in pairs.items() for code in languages]:
-        with path.open("rb") as file:
-            count = sum(1 for _ in file)
-        if count != int(expected):
-            raise ValueError(
-                f"{path} has {count} lines, expected {expected}, as in the published text. Check where the archive "
-                "came from, or give EXPECT= to train on this text anyway."
-            )
-    others = [name for name, blob in blobs.items() if blob_id((folder / name).read_bytes()) != blob]
-    if blobs and not others:
-        log.info("%s: the published text, byte for byte.", folder)
-    elif others and all(name.startswith("bpe/") for name in others):
-        message = "%s: the published words; BPE merged pairs of equal frequency in another order: %s."
-        log.info(message, folder, ", ".join(others))
-    elif others:
-        log.info("%s: not the published text, by git's blob ids: %s.", folder, ", ".join(others))
+    name: str
+    outputs: Sequence[Path]
+    program: Callable[[], object]
 
 
-def blob_id(content: bytes) -> str:
-    """git's id of a file's content."""
-    return hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest()
+class Text:
+    """The text of a recipe, which all its runs share. Subclasses make its words."""
+
+    languages: Sequence[str]
+    """endings of the files of a split"""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe, self.options = recipe, read_options(recipe)
+        self.sources = Sources(Path(recipe.settings.RUNS, "sources.json"))
+
+    # -- its name ----------------------------------------------------------------------------------------------------
+
+    def contents(self) -> dict[str, str | None]:
+        """A hash of the content of every source; None for an archive that must be downloaded to know it."""
+        raise NotImplementedError
+
+    @property
+    def identity(self) -> list[Any]:
+        """All that decides the text, but for its sources."""
+        file, neutral = self.recipe.file, {name[2:].replace("-", "_") for name in NEUTRAL["prepare"]}
+        options = self.options.model_dump(exclude=neutral | {"library"}) | {"tokeniser": sorted(self.options.tokeniser)}
+        texts = [{name: part.model_dump() for name, part in parts.items()} for parts in (file.texts, file.splits)]
+        return [pairs.VERSION, bpe.VERSION, self.languages, options, texts]
+
+    @functools.cached_property
+    def folder(self) -> Path:
+        """The text's folder."""
+        contents = self.contents()
+        if None in contents.values():
+            return self.recipe.base / UNKNOWN
+        content = json.dumps([*self.identity, sorted(contents.items())])  # type: ignore[arg-type]
+        return self.recipe.base / f"text-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+
+    def archives(self) -> list[Archive]:
+        """The archives from which the text is made. They may be there already."""
+        return []
+
+    def fetch(self) -> None:
+        """Download what has to be there before the text has a name."""
+
+    # -- its files ---------------------------------------------------------------------------------------------------
+
+    @property
+    def binary(self) -> Path:
+        return self.folder / "bin"
+
+    @property
+    def binarised(self) -> Path:
+        """The file of the binary data that is written last."""
+        return self.binary / ".".join(filter(None, ["dict", self.languages[-1], "txt"]))
+
+    @property
+    def assets(self) -> tuple[Path, ...]:
+        """Files that a model needs next to it."""
+        return ()
+
+    def files(self, folder: str, *names: str) -> tuple[Path, ...]:
+        return tuple(
+            self.folder / folder / ".".join(filter(None, [name, language]))
+            for name in names
+            for language in self.languages
+        )
+
+    @property
+    def words(self) -> str:
+        """The folder of the words of the splits."""
+        return "tok"
+
+    @property
+    def kept(self) -> tuple[Path, ...]:
+        """The files that later steps read. The others may be deleted once these are there."""
+        return (*self.files("bpe", *SPLITS), self.folder / "codes")
+
+    @property
+    def is_done(self) -> bool:
+        return all(path.exists() for path in self.kept)
+
+    def make(self) -> None:
+        """Make what is not there. Files appear whole, so an interrupted text goes on with its next part."""
+        for step in () if self.is_done else self.steps():
+            if not all(path.exists() for path in step.outputs):
+                print(f"# {step.name}", flush=True)
+                step.program()
+
+    def steps(self) -> Iterator[Step]:
+        yield from self.word_steps()
+        options, codes, units = self.options, self.folder / "codes", self.folder / "bpe"
+        train = self.files(self.words, "train")
+        yield Step("codes", [codes], partial(bpe.write, codes, train, options.merges))
+        for name in SPLITS:
+            clean = options.clean_bpe.split() if name != "test" else ()
+            # fairseq skips long pairs of the training set itself, and logs how many. It joins a language model's lines.
+            too_long = options.too_long if name != "train" and len(self.languages) == 2 else ""
+            words = self.files(self.words, name)
+            yield Step(f"bpe {name}", self.files("bpe", name), partial(bpe.apply, codes, words, units, clean, too_long))
+
+    def word_steps(self) -> Iterator[Step]:
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Compare the text with what is published, before it becomes binary data."""
+
+
+class Translation(Text):
+    """A parallel text."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        self.source, self.target = self.languages = recipe.pair.split("-")
+        self.rows = read_table(Path(self.options.table))
+
+    @property
+    def words(self) -> str:
+        return "split" if self.recipe.file.splits else "tok"
+
+    @property
+    def json(self) -> Path:
+        return self.folder / "text.json"
+
+    @property
+    def assets(self) -> tuple[Path, ...]:
+        dictionaries = (self.binary / f"dict.{language}.txt" for language in self.languages)
+        return (*dictionaries, self.folder / "codes", self.json)
+
+    @property
+    def kept(self) -> tuple[Path, ...]:
+        return (*super().kept, self.json, *self.files("raw", "test"), *self.files(self.words, "test"))
+
+    # -- sources -----------------------------------------------------------------------------------------------------
+
+    def _from(self, text: Raw, language: str) -> tuple[Path, list[str]]:
+        """The archive of a raw text, or the folder of its unpacked files, and its members."""
+        side = "src" if language == self.source else "ref"
+        members = [member.format(language=language, side=side) for member in text.members]
+        archive = (
+            self.recipe.archives / text.archive.format(language=language) if text.archive else self.recipe.archives
+        )
+        unpacks = (
+            text.archive and self.recipe.settings.DATA and not archive.is_file() and not self.sources.known(archive)
+        )
+        return self.recipe.archives if unpacks else archive, members
+
+    def contents(self) -> dict[str, str | None]:
+        found: dict[str, str | None] = {}
+        for text in self.recipe.file.texts.values():
+            for language in self.languages:
+                archive, members = self._from(text, language)
+                if archive == self.recipe.archives:
+                    for member in members:
+                        found[member] = self._content(unpacked(archive, member))
+                elif self.recipe.settings.DATA or not (row := self.rows.get(archive.name)) or not row.checksum:
+                    found[archive.name] = self._content(archive)
+                else:
+                    found[archive.name] = row.checksum  # what is downloaded is compared with it
+        return found
+
+    def _content(self, path: Path) -> str | None:
+        content = self.sources.content(path)
+        if content is None and self.recipe.settings.DATA:
+            raise ValueError(f"{path}: is not there; expected a plain file of that name. Check the names.")
+        return content
+
+    def fetch(self) -> None:
+        if self.folder.name == UNKNOWN:
+            for name in [name for name, content in self.contents().items() if content is None]:
+                self._download(self.recipe.archives / name)
+            del self.folder
+
+    def archives(self) -> list[Archive]:
+        texts = self.recipe.file.texts.values()
+        names = [text.archive.format(language=code) for text in texts for code in self.languages if text.archive]
+        return [self.rows[name] for name in dict.fromkeys(names) if name in self.rows]
+
+    def _download(self, archive: Path) -> None:
+        from recipes.steps.download import download  # imports requests
+
+        names = [row.name for row in self.archives()]
+        download(archive, Path(self.options.table), names, self.recipe.file.needs.text)
+
+    # -- raw text and words ------------------------------------------------------------------------------------------
+
+    def word_steps(self) -> Iterator[Step]:
+        options, file = self.options, self.recipe.file
+        for name in () if file.texts else SPLITS:
+            yield Step(f"raw {name}", self.files("raw", name), partial(self._generate, name))
+        for name, text in file.texts.items():
+            for language in self.languages:
+                out = self.folder / f"raw/{name}.{language}"
+                yield Step(f"raw {out.name}", [out], partial(self._extract, text, language, out))
+        yield Step("text", [self.json], partial(write_rules, self.json, self.source, self.target, options.tokeniser))
+        trains = file.splits["train"].texts if file.splits else ["train"]
+        for name in dict.fromkeys(name for split in file.splits.values() for name in split.texts) or SPLITS:
+            raw = file.texts.get(name)
+            program = partial(
+                pairs.tokenise, self.json, self.folder / "raw" / name, self.folder / "tok" / name,
+                options.clean.split() if name in trains else (),
+                normalise=not raw or "--no-normalise" not in raw.tokenise,
+            )  # fmt: skip
+            yield Step(f"tokens {name}", self.files("tok", name), program)
+        for name, split in file.splits.items():
+            parts = [self.folder / "tok" / part for part in split.texts]
+            every = options.valid_every if split.keep else 1
+            program = partial(pairs.split, parts, self.languages, self.folder / "split" / name, every, split.keep)
+            yield Step(f"split {name}", self.files("split", name), program)
+
+    def _generate(self, name: str) -> None:
+        from recipes.demo import generate_corpus  # imports Babel
+
+        generate_corpus.write(name, self.languages, self.folder / "raw" / name, self.options.pairs)
+
+    def _extract(self, text: Raw, language: str, out: Path) -> None:
+        """Extract a raw text. Its archive is downloaded first if it is not there."""
+        archive, members = self._from(text, language)
+        if not (self.recipe.settings.DATA or archive.exists()):
+            self._download(archive)
+        options: dict[str, Any] = {"straight": text.straight_apostrophe, "invalid": self.options.invalid}
+        options["sums"] = Path(self.options.sums) if self.options.sums else None
+        options["table"] = Path(self.options.table) if self.recipe.settings.DATA and not self.options.sums else None
+        extract(archive, members, out, text.kind, **options)
+
+    def check(self) -> None:
+        for name, expected in zip(SPLITS, self.options.expect):
+            for path in self.files(self.words, name):
+                with path.open("rb") as file:
+                    count = sum(1 for _ in file)
+                if count != expected:
+                    raise ValueError(
+                        f"{path} has {count} lines, expected {expected}, as in the published text. Check where the "
+                        "archive came from, or give PREPARE_ARGS=--expect= to train on this text anyway."
+                    )
+
+
+class Documentation(Text):
+    """The text of a language model: Python's own documentation."""
+
+    languages = ("",)
+
+    @property
+    def library(self) -> Path:
+        return Path(self.options.library or sysconfig.get_paths()["stdlib"])
+
+    def contents(self) -> dict[str, str | None]:
+        from recipes.lm import python_docs
+
+        return {"library": python_docs.digest(self.library)}
+
+    def word_steps(self) -> Iterator[Step]:
+        from recipes.lm import python_docs
+
+        yield Step("words", self.files("tok", *SPLITS), partial(python_docs.write, self.folder / "tok", self.library))
 
 
 def write_rules(out: Path, source: str, target: str, settings: Iterable[str]) -> None:
@@ -96,146 +362,3 @@ def write_rules(out: Path, source: str, target: str, settings: Iterable[str]) ->
     metrics_of(rules)  # fails now, not after the training
     with replacing(out) as part:
         rules.write(part)
-
-
-class Text:
-    """The text of a translation recipe, which all its runs share."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe, self.settings = recipe, recipe.settings
-        self.folder, self.raw = recipe.text, recipe.raw
-        self.source, self.target = self.settings.PAIR.split("-")
-        self.binary = self.folder / "bin"
-        self.binarised = self.binary / f"dict.{self.target}.txt"
-        self.json, self.codes = self.folder / "text.json", self.folder / "codes"
-        self.assets = (self.binary / f"dict.{self.source}.txt", self.binarised, self.codes, self.json)
-        self.words = self.folder / ("split" if recipe.file.splits else "tok")
-        self.goals = (self.binarised, *self.both(self.raw, "test"))
-
-    def both(self, folder: Path, *names: str) -> tuple[Path, ...]:
-        return tuple(folder / f"{name}.{language}" for name in names for language in (self.source, self.target))
-
-    def record(self) -> dict[str, Any]:
-        """The text's settings, as the settings.json of its runs has them."""
-        s = self.settings
-        gather = self._gather("train") if self.recipe.file.splits else []
-        kept: dict[str, Any] = {"pair": s.PAIR, "merges": str(s.MERGES), "tokeniser": " ".join(sorted(s.TOKENISER))}
-        kept["cleaning"] = " ".join([*s.CLEAN, *s.CLEAN_BPE, *gather])
-        kept |= {"pairs": str(s.PAIRS)} if isinstance(s, Demo) else {}
-        return kept | ({"sums": describe(Path(s.SUMS))} if isinstance(s, Multi30k) else {})
-
-    def steps(self) -> Iterator[Step]:
-        yield from self._raw_steps()
-        tokeniser = self.settings.TOKENISER
-        yield Step(
-            "text", self.folder, (self.json,),
-            partial(write_rules, self.json, self.source, self.target, tokeniser),
-            settings={"languages": [self.source, self.target], "tokeniser": sorted(tokeniser)},
-        )  # fmt: skip
-        yield from self._word_steps()
-        yield from self._token_steps()
-
-    # -- raw text ----------------------------------------------------------------------------------------------------
-
-    def _raw_steps(self) -> Iterator[Step]:
-        texts = self.recipe.file.texts
-        for name in () if texts else SPLITS:
-            yield Step(
-                f"raw {name}", self.folder, self.both(self.raw, name), partial(self._generate, name),
-                settings={"pairs": self.settings.PAIRS},
-            )  # fmt: skip
-        for name, text in texts.items():
-            yield from (self._extraction(name, text, language) for language in (self.source, self.target))
-
-    def _generate(self, name: str) -> None:
-        from recipes.demo import generate_corpus  # imports Babel
-
-        generate_corpus.write(name, (self.source, self.target), self.raw / name, self.settings.PAIRS)
-
-    def _extract(self, archive: Path, *arguments: Any, **options: Any) -> None:
-        """Extract a raw text. Its archive is downloaded first if it is not there."""
-        s, texts = self.settings, self.recipe.file.texts.values()
-        if not (s.DATA or archive.exists()):
-            from recipes.steps.download import download  # imports requests
-
-            sides = (self.source, self.target)
-            names = [text.archive.format(language=side) for text in texts for side in sides if text.archive]
-            download(archive, Path(s.TABLE), dict.fromkeys(names), self.recipe.file.needs.text)
-        extract(archive, *arguments, **options)
-
-    def _extraction(self, name: str, text: Raw, language: str) -> Step:
-        """A raw text, from an archive or from its unpacked files."""
-        s, out = self.settings, self.raw / f"{name}.{language}"
-        side = "src" if language == self.source else "ref"
-        members = [member.format(language=language, side=side) for member in text.members]
-        options: dict[str, Any] = {"straight": text.straight_apostrophe}
-        settings = {"members": members, "as": [text.kind], **options}
-        if isinstance(s, Multi30k):
-            options["sums"] = Path(s.SUMS)
-            settings["sums"] = describe(options["sums"])["sha256"]
-        else:
-            options["invalid"] = settings["invalid"] = s.INVALID
-            options["table"] = Path(s.TABLE) if s.DATA else None
-        archive = self.recipe.archives / (text.archive or "").format(language=language)
-        reads: tuple[Path, ...] = (archive,)
-        if s.DATA and not archive.is_file():
-            archive = self.recipe.archives
-            reads = tuple(unpacked(archive, member) for member in members)
-        program = partial(self._extract, archive, members, out, text.kind, **options)
-        return Step(f"raw {name}.{language}", self.raw, (out,), program, reads, settings)
-
-    # -- words and BPE tokens ----------------------------------------------------------------------------------------
-
-    def _word_steps(self) -> Iterator[Step]:
-        """Tokenising and splitting."""
-        s, splits = self.settings, self.recipe.file.splits
-        trains = splits["train"].texts if splits else ["train"]
-        names = list(dict.fromkeys(name for split in splits.values() for name in split.texts)) or list(SPLITS)
-        for name in names:
-            text = self.recipe.file.texts.get(name)
-            clean, kind = s.CLEAN if name in trains else (), text.tokenise if text else []
-            program = partial(
-                pairs.tokenise, self.json, self.raw / name, self.folder / "tok" / name, clean,
-                normalise="--no-normalise" not in kind,
-            )  # fmt: skip
-            yield Step(
-                f"tokens {name}", self.folder, self.both(self.folder / "tok", name), program,
-                (*self.both(self.raw, name), self.json), {"options": [*clean, *kind]}, pairs.VERSION,
-            )  # fmt: skip
-        for name, gathered in splits.items():
-            parts = [self.folder / "tok" / part for part in gathered.texts]
-            every = s.VALID_EVERY if gathered.keep else 1
-            yield Step(
-                f"split {name}", self.folder, self.both(self.words, name),
-                partial(pairs.split, parts, (self.source, self.target), self.words / name, every, gathered.keep),
-                self.both(self.folder / "tok", *gathered.texts), {"gather": self._gather(name)},
-            )  # fmt: skip
-
-    def _gather(self, name: str) -> list[str]:
-        keep = self.recipe.file.splits[name].keep
-        return ["--every", str(self.settings.VALID_EVERY), "--keep", keep] if keep else []
-
-    def _token_steps(self) -> Iterator[Step]:
-        s, units = self.settings, self.folder / "bpe"
-        train = self.both(self.words, "train")
-        learn = partial(bpe.write, self.codes, train, s.MERGES)
-        yield Step("codes", self.folder, (self.codes,), learn, train, {"merges": s.MERGES}, bpe.VERSION)
-        for name in SPLITS:
-            clean = s.CLEAN_BPE if name != "test" else ()
-            # fairseq itself skips long pairs of the training set, and logs how many.
-            too_long = s.TOO_LONG if name != "train" else ""
-            words = self.both(self.words, name)
-            yield Step(
-                f"bpe {name}", self.folder, self.both(units, name),
-                partial(bpe.apply, self.codes, words, units, clean, too_long), (*words, self.codes),
-                {"options": [*clean, *(["--too-long", too_long] if too_long else [])]}, bpe.VERSION,
-            )  # fmt: skip
-        expected = {"expect": list(s.EXPECT)}
-        yield Step("bin", self.folder, (self.binarised,), self._binarise, self.both(units, *SPLITS), expected)
-
-    def _binarise(self) -> None:
-        s = self.settings
-        expected = {f"{self.words.name}/{name}": count for name, count in zip(SPLITS, s.EXPECT)}
-        compare(self.folder, (self.source, self.target), expected, s.BLOBS)
-        options = ("--source-lang", self.source, "--target-lang", self.target, "--joined-dictionary")
-        binarise(self.binary, f"{self.folder}/bpe/", *options, "--workers", cores())

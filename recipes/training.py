@@ -1,274 +1,440 @@
-"""The steps of a recipe that trains one model: text (which runs share), training, average, model, score and report.
+"""The steps of a recipe that trains one model, as the commands that -n prints: text, training, average, model, score.
 
-translation.py and language_model.py add the model's options and its score. A finished training is never repeated.
+A step is done if its output is there. Outputs appear whole, by rename. A folder stores the options that made it
+(recipe.json); if the recipe itself has changed under it, the difference is said and nothing is done.
+
+    RUNS/iwslt14/text-1a2b3c4d/     the text, by its sources and options
+    RUNS/iwslt14/admin-s1/          the training: checkpoints, train.log
+    RUNS/iwslt14/admin-s1/at-90-epochs/   the average, the model, translations, scores and report at that length
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import re
+import shlex
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fairseq_admin.method.schemes import SCHEMES
 from recipes import machines
-from recipes.chain import Chain, Step
-from recipes.processes import Failed, Job, in_cluster_job, plugin, stream
-from recipes.recipe import Recipe
-from recipes.settings import Multi30k
-from recipes.steps import checkpoints, records, results, summary
-from recipes.steps.common import replacing, write_lines
+from recipes import options as opts
+from recipes import text as texts
+from recipes.options import Options
+from recipes.processes import Failed, Job, in_cluster_job, plugin, produce, stream
+from recipes.recipe import LENGTH, NEUTRAL, OURS, Recipe
+from recipes.settings import ENVIRONMENT
+from recipes.steps import checkpoints, results, summary
+from recipes.steps.common import read_lines, replacing, sync, write_lines
 from recipes.steps.guard import await_files, exclusive_folder, holder
-from recipes.steps.table import digest
+from recipes.steps.streaming import cores
 
 log = logging.getLogger(__name__)
+RECORD = "recipe.json"
+MADE = re.compile(r"\.pt$|/generate\.txt$|/result\.csv$")
+"""Names of files that only a training, a search or a grid's run leaves."""
+WIDTH = 100
+"""Columns after which a printed command is broken."""
+ANALYSES = ("dependency", "output-change")
+"""Parts of the papers' analysis in the report."""
 
 
-class Pipeline:
-    """A recipe's steps. Subclasses set the attributes from `arch` to `test`."""
+@dataclass(frozen=True)
+class Step:
+    name: str
+    output: Path
+    program: Callable[[], object]
+    shell: list[str]
+    """the same as lines for a shell"""
+    reads: tuple[Path, ...] = ()
+    """files of other runs; the step is not done if one of them is newer than its output"""
 
-    arch: str
-    text_type: Callable[[Recipe], Any]
-    """makes the text of a recipe: a `text.Text`, or an object with the same attributes"""
-    task: list[str]
-    batch: list[str]
-    """fairseq's options for batches"""
-    validated: list[str] = []
-    """fairseq's options for batches of validation"""
-    final: Path
-    """the model"""
-    generated: Path
-    """the output to score"""
-    test: tuple[Any, ...] = ()
-    """for a translation: prefix of the raw test set, its pair of languages, and the rules of its tokens"""
+    @property
+    def is_done(self) -> bool:
+        try:
+            written = self.output.stat().st_mtime_ns
+        except FileNotFoundError:
+            return False
+        return all(path.stat().st_mtime_ns <= written for path in self.reads)
 
-    def __init__(self, recipe: Recipe) -> None:
+
+def python() -> str:
+    """This Python, as it is called from here."""
+    inside = os.path.relpath(sys.executable)
+    return sys.executable if inside.startswith("..") else inside
+
+
+def shell(module: str, *words: object) -> str:
+    """A command as lines of a shell, each of them broken before an option."""
+    lines = [shlex.join([python(), "-m", module])]
+    for word in map(shlex.quote, map(str, words)):
+        if word.startswith("--") and len(lines[-1]) > WIDTH:
+            lines.append(f"    {word}")
+        else:
+            lines[-1] += f" {word}"
+    return " \\\n".join(lines)
+
+
+def as_words(values: dict[str, str]) -> list[str]:
+    """Settings as words of a command line."""
+    return [f"{name}={value}" for name, value in values.items()]
+
+
+def check_unchanged(folder: Path, options: Options) -> None:
+    """Store the options that make a folder. If a model was made there, they must be the stored ones.
+
+    Raises:
+        ValueError: they differ; or the folder is of version 0.3.0 or earlier.
+    """
+    path, made = folder / RECORD, any(map(MADE.search, map(str, folder.rglob("*"))))
+    try:
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else options
+    except ValueError as error:
+        raise ValueError(f"{path}: cannot be read ({error}). Remove it if nothing has changed since.") from None
+    changed = opts.differences(before, options)
+    if (folder / "settings.json").exists():
+        changed.append("made by version 0.3.0 or earlier")
+    if made and changed:
+        raise ValueError(
+            f"{folder} was made by another recipe ({'; '.join(changed)}). Go on with the recipe that made it, remove "
+            "the folder to begin again, or write elsewhere with RUNS=."
+        )
+    if changed or not path.exists():
+        write_lines(path, [json.dumps(options, indent=1)])
+
+
+def binarise(folder: Path, *words: object) -> None:
+    """Write a folder of fairseq's binary data, completely or not at all.
+
+    Raises:
+        Failed: fairseq-preprocess failed. Its output is in preprocess.log next to the folder.
+    """
+    part = folder.with_name(f"{folder.name}.part")
+    for old in (folder, part):
+        shutil.rmtree(old, ignore_errors=True)
+    command = [sys.executable, "-m", "fairseq_cli.preprocess", *map(str, words), "--destdir", str(part)]
+    stream(command, folder.with_name("preprocess.log"), "wb")
+    for path in part.rglob("*"):
+        sync(path)
+    part.rename(folder)
+
+
+class Run:
+    """A recipe's run, and its text."""
+
+    def __init__(self, recipe: Recipe, text: Any = None) -> None:
         self.recipe, self.settings, self.folder = recipe, recipe.settings, recipe.run
-        self.text = self.text_type(recipe)
-        self.machine = machines.plan(recipe.settings)
-        self.on_cpu, self.folded = self.machine.cpu, SCHEMES[self.settings.METHOD].folds
-        self.unit = "epochs" if self.settings.EPOCHS else "updates"
-        self.length = self.settings.EPOCHS or self.settings.UPDATES
-        self.average, self.score = self.folder / "average.pt", self.folder / "score.json"
+        self.translates = recipe.file.kind == "translation"
+        self.text: Any = text or (texts.Translation if self.translates else texts.Documentation)(recipe)
+        self.machine = machines.plan(recipe.options["train"], recipe.tokens, recipe.gpus, recipe.settings)
+        self.on_cpu, self.folded = self.machine.cpu, SCHEMES[recipe.method].folds
+        self.length, self.unit = recipe.length, "epochs" if recipe.by_epochs else "updates"
+        self.trained = recipe.at / "train.log"
+        """The log up to the end of the training, which marks the end."""
+        self.average, self.final = recipe.model / "average.pt", recipe.model / "model/model.pt"
+        self.generated = recipe.result / ("generate.txt" if self.translates else "eval.txt")
+        self.score = recipe.result / "score.json"
 
-    def model_options(self) -> list[str]:
-        """fairseq's options for the sizes of the model."""
-        return []
-
-    def score_steps(self) -> Iterable[Step]:
-        return ()
-
-    @property
-    def trained(self) -> Path:
-        """The mark of the training's end."""
-        return self.folder / f"trained-{self.length}{'-epochs' if self.settings.EPOCHS else ''}"
-
-    # -- the whole recipe --------------------------------------------------------------------------------------------
+    # -- commands ----------------------------------------------------------------------------------------------------
 
     @property
-    def goals(self) -> dict[str, tuple[Path, ...]]:
-        last = self.folder / "report.html"
-        return {
-            "prepare": self.text.goals, "train": (self.trained,), "average": (self.final,),
-            "generate": (self.generated,), "score": (self.score,), "all": (last,),
-        }  # fmt: skip
+    def languages(self) -> list[str]:
+        return ["--source-lang", self.text.source, "--target-lang", self.text.target] if self.translates else []
+
+    def preprocess_words(self) -> list[str]:
+        options = opts.merge({"--workers": str(cores())}, self.recipe.options["preprocess"])
+        prefixes = [
+            word for split in texts.SPLITS for word in (f"--{split}pref", str(self.text.folder / "bpe" / split))
+        ]
+        return [*self.languages, *opts.words(options), *prefixes]
+
+    def train_words(self) -> list[str]:
+        batch = {"--max-tokens": str(self.machine.max_tokens), "--update-freq": str(self.machine.update_freq)}
+        options = opts.words(opts.merge(self.recipe.options["train"], batch))
+        folders = ["--save-dir", self.folder / "checkpoints", "--tensorboard-logdir", self.folder / "tensorboard"]
+        meeting = self.machine.rendezvous_options(self.settings.MASTER)
+        return [str(self.text.binary), *self.languages, *options, *meeting, *map(str, folders)]
+
+    def average_words(self) -> list[object]:
+        options = opts.words(self.recipe.options["average"])
+        return [
+            self.folder / "checkpoints",
+            "--by",
+            self.unit,
+            *options,
+            "-o",
+            self.average,
+            "--data",
+            self.text.binary,
+        ]
+
+    def fold_words(self) -> list[object]:
+        return [self.average, "-o", self.final, "--data", self.text.binary]
+
+    def generate_words(self) -> list[str]:
+        plugin = [] if self.folded else ["--user-dir", "fairseq_admin"]  # a folded model needs no plugin
+        options = [*opts.words(self.recipe.options["generate"]), "--gen-subset", "test"]
+        return [str(self.text.binary), *self.languages, *plugin, "--path", str(self.final), *options]
+
+    @property
+    def generator(self) -> str:
+        return "fairseq_cli.generate" if self.translates else "fairseq_cli.eval_lm"
+
+    def again(self, goal: str = "") -> str:
+        """The command of this recipe for a goal."""
+        return shell("recipes", f"{self.recipe.target}{goal and f'-{goal}'}", *as_words(self.recipe.values))
+
+    def text_command(self) -> str:
+        """The command of the text, with all its options."""
+        values = {name: value for name, value in self.recipe.values.items() if name in ("DATA", "PAIR", "RUNS")}
+        values["PREPARE_ARGS"] = " ".join(opts.words(self.recipe.options["prepare"]))
+        return shell("recipes", f"{self.recipe.target}-text", *as_words(values))
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def text_steps(self) -> list[Step]:
+        binary, words = self.text.binary, self.preprocess_words()
+        preprocess = shell("fairseq_cli.preprocess", *words, "--destdir", f"{binary}.part")
+        rename = shlex.join(["mv", f"{binary}.part", str(binary)])
+        return [
+            Step("text", self.text.files("bpe", "test")[-1], self.text.make, [self.text_command()]),
+            Step("preprocess", self.text.binarised, self._preprocess, [f"{preprocess} && {rename}"]),
+        ]
+
+    def run_steps(self) -> list[Step]:
+        """The steps after the text. Summary and report compare the run with other methods, whose scores they read."""
+        recipe, result, model = self.recipe, self.recipe.result, self.recipe.model
+        others = self.other_methods()
+        scores = (self.score, *(other / "score.json" for other in others))
+        train_log = self.folder / "train.log"
+        train = f"{shell('recipes.steps.train', *self.train_words())} >> {shlex.quote(str(train_log))} 2>&1"
+        folders = shlex.join(["mkdir", "-p", str(self.final.parent), str(self.trained.parent)])
+        mark = f"{folders} && {shlex.join(['cp', str(train_log), str(self.trained)])}"
+        fold = f"{shell('fairseq_admin.cli', 'fold', *self.fold_words())} | tee {shlex.quote(str(model / 'fold.txt'))}"
+        copy = shlex.join(["cp", str(self.average), str(self.final)])
+        assets = [shlex.join(["cp", *map(str, self.text.assets), str(self.final.parent)])] if self.text.assets else []
+        generate = shell(self.generator, *self.generate_words())
+        write = partial(summary.write, result, others, recipe.command, *self.test)
+        return [
+            Step("train", self.trained, self.train, [shlex.join(["mkdir", "-p", str(self.folder)]), train, mark]),
+            Step(
+                "average", self.average, self._average, [shell("fairseq_admin.cli", "average", *self.average_words())]
+            ),
+            Step("model", self.final, self._finish, [*assets, fold if self.folded else copy]),
+            Step(
+                "generate",
+                self.generated,
+                self._generate,
+                [
+                    shlex.join(["mkdir", "-p", str(result)]),
+                    f"{generate} > {shlex.quote(str(self.generated))}",
+                ],
+            ),
+            Step("score", self.score, self._score, [self.again("score")]),
+            Step("summary", result / "summary.txt", write, [self.again()], scores),
+            Step("report", result / "report.html", partial(self._report, others), [], scores),
+        ]
+
+    @property
+    def test(self) -> tuple[Any, ...]:
+        """For a translation: prefix of the raw test set, its pair of languages, text.json, and the model."""
+        test = self.text.folder / "raw/test"
+        return (test, self.recipe.pair, self.text.json, self.final) if self.translates else ()
+
+    def other_methods(self) -> list[Path]:
+        """Folders of the scored runs that differ from this one only in method or rule."""
+        names = ("preset", "options", "seed")
+        ours = self.key()
+        scores = [path for path in self.folder.parent.glob("*/*/score.json") if path != self.score]
+        rows = {path.parent: json.loads(path.read_text(encoding="utf-8")) for path in sorted(scores)}
+        return [path for path, row in rows.items() if all(row.get(name) == ours[name] for name in names)]
+
+    GOALS = {"text": "text", "prepare": "preprocess", "average": "model", "generate": "generate", "score": "score"}
+    """The last step of a goal that is not named like it; that of `all` is the report."""
+
+    def plan(self, goal: str) -> list[Step]:
+        """The steps that would run to reach a goal: the last ones that are not done. What they need is made first."""
+        steps = [*self.text_steps(), *self.run_steps()]
+        last = {**self.GOALS, "train": "train", "all": "report"}[goal]
+        names = [step.name for step in steps]
+        planned: list[Step] = []
+        for step in reversed(steps[: names.index(last) + 1]):
+            if step.is_done:
+                break
+            planned.insert(0, step)
+        return planned
 
     def is_done(self, goal: str) -> bool:
-        return not self.chain().plan(self.goals[goal])
+        return not self.plan(goal)
 
-    def plan(self, goal: str) -> list[str]:
-        """A line for each step that says whether it would run."""
-        return self.chain().table(self.goals[goal])
+    def lines(self, goal: str) -> list[str]:
+        """The commands that are left to reach a goal, ready for a shell."""
+        planned = {step.name for step in self.plan(goal)}
+        shown = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+        lines = [f"export {shlex.join(as_words(shown))}"]
+        if self.text.folder.name == texts.UNKNOWN:
+            lines.append("# The text has a name once its archive is here. Run the first command, then -n again.")
+        for step in [*self.text_steps(), *self.run_steps()]:
+            if step.name in planned and step.shell:
+                lines += [f"# {step.name}", *step.shell]
+            elif step.is_done:
+                lines.append(f"# {step.name}: done, {step.output}")
+        return lines
 
     def jobs(self, goal: str) -> list[Job]:
-        """The cluster jobs that make a goal, in order: text, training, the rest. Each runs a target of the recipe.
+        """The cluster jobs that reach a goal, in order: text, training, the rest. Each runs a target of the recipe.
 
         Complete parts have no job. Only the text has workers.
         """
         recipe, machine = self.recipe, self.machine
         gpus, needed_by = 0 if machine.cpu else machine.gpus, {"prepare": recipe.file.needs}
-        needs = replace(recipe.file.needs, cpus=self.settings.OMP_NUM_THREADS or 1)
+        needs = replace(recipe.file.needs, cpus=recipe.file.threads or 1)
         if goal != "prepare":
             needed_by["train"] = replace(needs, nodes=machine.nodes, gpus=gpus)
         if goal not in needed_by:
             needed_by[goal] = replace(needs, gpus=min(1, gpus))
-        chain, jobs = self.chain(), []
-        for part in (part for part in needed_by if chain.plan(self.goals[part])):
+        preset = {"PRESET": recipe.preset} if len(recipe.file.presets) > 1 else {}  # that of the machine that submits
+        jobs = []
+        for part in (part for part in needed_by if self.plan(part)):
             target = recipe.target if part == "all" else f"{recipe.target}-{part}"
-            folder = recipe.text if part == "prepare" else recipe.run  # runs with the same text share its job
-            jobs.append(Job(target, [sys.executable, "-m", "recipes", target, *recipe.words], folder, needed_by[part]))
+            folder = recipe.base if part == "prepare" else recipe.run  # runs with the same text share its job
+            jobs.append(
+                Job(
+                    target,
+                    [sys.executable, "-m", "recipes", target, *as_words(preset | recipe.values)],
+                    folder,
+                    needed_by[part],
+                )
+            )
         return jobs
 
+    def device_fault(self) -> str:
+        """The reason why this machine cannot train the model; empty if it can."""
+        file, precision = self.recipe.file, "bf16" if "--bf16" in self.recipe.options["train"] else ""
+        presets = [name for name in file.presets if "--cpu" in file.options("train", self.recipe.size, name)]
+        return machines.faults(self.machine, precision, presets)
+
     def make(self, goal: str) -> None:
-        """Make the files of a goal. Refuse to change the text once a model was trained on it.
+        """Run the steps of a goal that are not done.
 
         Raises:
-            ValueError: this machine cannot train the model, or settings of existing files differ.
+            ValueError: this machine cannot train the model, or the recipe of existing files was another one.
         """
-        chain, recipe = self.chain(), self.recipe
-        if goal != "prepare" and chain.plan([self.trained]):
-            if self.settings.TOKENS:
-                print(f"An update of {self.machine.tokens} tokens: {self.machine} (nodes x devices x batches).")
-            if fault := machines.faults(self.machine, self.settings.PRECISION, recipe.file.presets):
+        recipe, machine = self.recipe, self.machine
+        prepares = goal in ("text", "prepare")
+        if not prepares and not self.is_done("train"):
+            print(f"An update of {recipe.tokens} tokens: {machine} (nodes x devices x batches).")
+            if fault := self.device_fault():
                 raise ValueError(fault)  # now, not after hours of work on the text
         warnings.simplefilter("ignore")  # fairseq and its libraries warn about each other; users cannot fix that
-        if self.machine.node and in_cluster_job():
-            await_files(self.goals["prepare"])  # an earlier job made the text
-        else:
-            if recipe.text.name != "data" and not recipe.text.exists():
-                log.info("%s/data is of a version before 0.2.0. It stays; the text is made again in %s.", recipe.base,
-                         recipe.text)  # fmt: skip
-            with exclusive_folder(recipe.text, wait=True):
-                chain.make(self.goals["prepare"], recipe.base)
-        if goal != "prepare":
-            with exclusive_folder(self.folder, self.machine.node):
-                self.check_resume(self.text_settings())
-                chain.make(self.goals[goal])
+        if machine.node and in_cluster_job():
+            await_files([self.text.binarised])  # an earlier job made the text
+        elif not self.is_done("prepare"):
+            self.text.fetch()
+            with exclusive_folder(self.text.folder, wait=True):
+                self._work(self.text_steps(), goal if prepares else "prepare")
+        if not prepares:
+            with exclusive_folder(self.folder, machine.node):
+                self.check()
+                self._work(self.run_steps(), goal)
 
-    def chain(self) -> Chain:
-        """The steps. If a model was trained on the text, the text is kept even if the programs that made it changed."""
-        chain = Chain(self.steps())
-        run = records.trained_run(self.recipe.base)
-        if run and (earlier := chain.keep_versions()):
-            log.info(
-                "%s: kept as an earlier version made it (%s), since %s was trained on it. Give RUNS= for a new text.",
-                self.recipe.text, ", ".join(earlier), run,
-            )  # fmt: skip
-        return chain
+    def _work(self, steps: list[Step], goal: str) -> None:
+        """Run those of the steps that are planned for a goal."""
+        planned = {step.name for step in self.plan(goal)}
+        for step in steps:
+            if step.name in planned:
+                if step.name != "text":
+                    title = f"train: {self.length} {self.unit}, each of {self.machine}"
+                    print(f"# {title if step.name == 'train' else step.name}", flush=True)
+                step.program()
 
-    def text_settings(self) -> records.Settings:
-        """The settings and source files of the text. Multi30k's published checksums stand for its files."""
-        files = {} if isinstance(self.settings, Multi30k) else Chain(self.text.steps()).files()
-        return {**self.text.record(), **files}
+    # -- what made a folder ------------------------------------------------------------------------------------------
 
-    def check_resume(self, text: records.Settings) -> None:
-        """Refuse to continue the folder's training with other settings, another text or a shorter length."""
-        records.check_unchanged(self.folder / "settings.json", {**self.resume_settings(), **text})
-        reached, unit = checkpoints.furthest(self.folder, self.unit), self.unit.upper()
-        if reached > self.length:
+    def records(self) -> dict[Path, Options]:
+        """The options that decide the content of each of the run's folders."""
+        train, folders = self.recipe.options["train"], (self.folder, self.recipe.model, self.recipe.result)
+        left_out = {*NEUTRAL["train"], *LENGTH, *OURS} | ({"--cpu"} if self.on_cpu else set())
+        kept = {name: value for name, value in train.items() if name not in left_out}
+        every = {} if self.recipe.by_epochs else {"--save-interval-updates": train["--save-interval-updates"]}
+        generate = self.recipe.options["generate"].items()
+        text = {
+            name[2:]: value for name, value in self.recipe.options["prepare"].items() if name not in NEUTRAL["prepare"]
+        }
+        options: list[Options] = [
+            {"text": self.text.folder.name, "tokens of an update": str(self.recipe.tokens), **kept},
+            {
+                "text": self.text.folder.name,
+                "pair": self.recipe.pair,
+                **text,
+                **every,
+                **self.recipe.options["average"],
+            },
+            {name: value for name, value in generate if name not in NEUTRAL["generate"]},
+        ]
+        merged: dict[Path, Options] = {}
+        for folder, some in zip(folders, options):
+            merged[folder] = merged.get(folder, {}) | some
+        return merged
+
+    def check(self) -> None:
+        """Refuse to go on with another recipe, another text, or a length that was exceeded.
+
+        Raises:
+            ValueError: one of them.
+        """
+        for folder, options in self.records().items():
+            check_unchanged(folder, options)
+        reached = checkpoints.furthest(self.folder, self.unit)
+        if reached > self.length and not self.average.exists():
+            how = f"ARGS='--max-epoch {reached}'" if self.recipe.by_epochs else f"UPDATES={reached}"
             raise ValueError(
-                f"{unit}={self.length} is less than {self.folder} was trained for, {reached}. Give {unit}={reached} or "
+                f"{self.length} {self.unit} are less than {self.folder} was trained for, {reached}. Give {how} or "
                 "more, remove that folder to begin again, or write elsewhere with RUNS=."
             )
 
-    def steps(self) -> Iterator[Step]:
-        """Summary and report compare the run with existing results of other methods."""
-        s, folder = self.settings, self.folder
-        yield from self.text.steps()
-        yield Step(
-            "train", folder, (self.trained,), self.train, (self.text.binarised,),
-            {"length": {self.unit: self.length}, "held": self.resume_settings()}, trains=True,
-            title=f"train: {self.length} {self.unit}, each of {self.machine}",
-        )  # fmt: skip
-        words = (folder / "checkpoints", "--by", self.unit, "--last", s.AVERAGE, "-o", self.average)
-        average = partial(self._average, *words, "--data", self.text.binary)
-        averaging = {"average": str(s.AVERAGE), "of": self.unit}
-        yield Step("average", folder, (self.average,), average, (self.trained,), averaging)
-        yield Step("model", folder, (self.final,), self._finish, (self.average,))
-        yield from self.score_steps()
-        others = sorted({path.parent for path in folder.parent.glob(f"*-{s.PRESET}-s{s.SEED}/score.json")} - {folder})
-        text, page, command = folder / "summary.txt", folder / "report.html", self.recipe.command
-        write = partial(summary.write, folder, others, command, *self.test)
-        scores = {other.name: digest(other / "score.json", "sha256")[:12] for other in others}
-        yield Step("summary", folder, (text,), write, (self.score,), {"command": command, **scores})
-        analysed = [folder / "analysis" / f"{name}.json" for name in s.ANALYSES]
-        for path in analysed:
-            analyse = partial(self._analyse, path)
-            yield Step(f"analyse {path.stem}", folder, (path,), analyse, (self.average,), optional=True)
-        report = partial(plugin, "report", folder, *others, "-o", page)
-        yield Step("report", folder, (page,), report, (text, *analysed))
+    # -- programs ----------------------------------------------------------------------------------------------------
 
-    # -- training ----------------------------------------------------------------------------------------------------
-
-    @property
-    def user_dir(self) -> list[str]:
-        """fairseq's option that loads the plugin. A folded model needs no plugin."""
-        return [] if self.folded else ["--user-dir", "fairseq_admin"]
-
-    def optimisation(self) -> list[str]:
-        """fairseq's options for the optimizer, the schedule and the loss.
-
-        Every epoch draws new batches (--update-epoch-batch-itr). By default, fairseq repeats the batches of the epoch
-        in which the process began, so a resumed run would see other batches than an uninterrupted run.
-        """
-        s = self.settings
-        options: dict[str, Any] = {
-            "--optimizer": "radam", "--adam-betas": "(0.9, 0.98)", "--weight-decay": 0.0, "--clip-norm": 1.0,
-            "--lr": s.LR, "--lr-scheduler": "inverse_sqrt", "--warmup-updates": s.WARMUP, "--warmup-init-lr": "1e-7",
-            "--criterion": "label_smoothed_cross_entropy_fast", "--label-smoothing": 0.1, "--seed": s.SEED,
-            "--update-epoch-batch-itr": "True", "--admin-ffn-init": s.FFN_INIT,
-            **self.recipe.file.options,
-        }  # fmt: skip
-        options |= {"--admin-init": s.rule} if s.rule not in ("", "reference") else {}
-        return [str(word) for item in options.items() if item[1] is not None for word in item]
-
-    def _batches(self) -> list[str]:
-        return [*self.batch, "--update-freq", str(self.machine.update_freq)]
-
-    def resume_settings(self) -> dict[str, Any]:
-        """The settings that a run's checkpoints depend on. The length of the training is not one of them.
-
-        Batches and machines are not among them either if TOKENS fixes the tokens of an update.
-        """
-        s = self.settings
-        batches = self._batches() if s.TOKENS is None else ["--tokens-per-update", str(s.TOKENS)]
-        words = [*self.model_options(), *self.optimisation(), *batches, *machines.device(s), *s.TRAIN_ARGS]
-        return {"save_every": str(s.SAVE_EVERY), **records.options(words)}
-
-    def command_options(self) -> list[str]:
-        """The options of fairseq-train, without the data and the length of the training."""
-        s = self.settings
-        return [
-            *("--user-dir", "fairseq_admin", *self.task, "--arch", self.arch),
-            *("--admin-scheme", s.METHOD, *self.model_options(), *self.optimisation()),
-            *(*self._batches(), *machines.device(s), *self.machine.rendezvous_options(s.MASTER)),
-        ]
-
-    def command(self) -> list[str]:
-        """The whole command.
-
-        Without EPOCHS, only checkpoints of updates are validated: huge intervals switch off the ends of epochs.
-        """
-        s, every = self.settings, str(self.settings.SAVE_EVERY)
-        if s.EPOCHS:
-            length = f"--max-epoch {self.length} --save-interval-updates {every} --keep-interval-updates 1"
-            length += f" --keep-last-epochs {s.AVERAGE}"
-        else:
-            length = f"--max-update {self.length} --save-interval-updates {every} --keep-interval-updates {s.AVERAGE}"
-            length += f" --validate-interval-updates {every} --save-interval 1000000 --validate-interval 1000000"
-        command = [sys.executable, "-m", "recipes.steps.train", str(self.text.binary), *self.command_options()]
-        command += [*length.split(), *self.validated, "--save-dir", str(self.folder / "checkpoints")]
-        command += ["--no-last-checkpoints", "--tensorboard-logdir", str(self.folder / "tensorboard")]
-        return [*command, "--log-format", "json", "--log-interval", str(s.LOG_EVERY), *s.TRAIN_ARGS]
+    def _preprocess(self) -> None:
+        self.text.check()
+        binarise(self.text.binary, *self.preprocess_words())
 
     def train(self) -> None:
-        """Train, from the newest checkpoint if there is one. `check_resume` has compared the settings before."""
+        """Train, from the newest checkpoint if there is one."""
         (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         node = f"-node{self.machine.node}" if self.machine.node else ""
-        shown = {self.unit: self.length, "smaller_batch": self.machine.smaller_batch, "every": self.settings.LOG_EVERY}
+        every = int(self.recipe.options["train"].get("--log-interval", 100))
+        shown: Any = {self.unit: self.length, "smaller_batch": self.machine.smaller_batch, "every": every}
+        command = [sys.executable, "-m", "recipes.steps.train", *self.train_words()]
         missing = self.missing if self.machine.nodes > 1 else None
-        stream(self.command(), self.folder / f"train{node}.log", missing=missing, **shown)
+        stream(command, self.folder / f"train{node}.log", missing=missing, **shown)
         if not self.machine.node:
-            self.trained.touch()
+            self._copy(self.folder / "train.log", self.trained)
 
     def missing(self) -> str:
         """A line for a machine that waits for the others: those that have not begun."""
-        guards = {node: self.folder / f".guard{node or ''}" for node in range(self.machine.nodes)}
-        nodes = [str(node) for node, guard in guards.items() if node != self.machine.node and not holder(guard)]
-        whom = f"NODE_RANK={' '.join(nodes)}, which has not begun" if nodes else "the others, which have begun"
+        count = self.machine.nodes
+        guards = {node: self.folder / f".guard{node or ''}" for node in range(count)}
+        nodes = [f"{node}/{count}" for node, guard in guards.items() if node != self.machine.node and not holder(guard)]
+        whom = f"NODES={' '.join(nodes)}, which has not begun" if nodes else "the others, which have begun"
         return f"Waiting for {whom}. Every machine runs this command, and must reach {self.settings.MASTER}."
 
-    # -- average, model, scores ----------------------------------------------------------------------------------------
+    @staticmethod
+    def _copy(source: Path, target: Path) -> None:
+        with replacing(target) as part:
+            shutil.copy(source, part)
 
-    def _average(self, *words: object) -> None:
+    def _average(self) -> None:
         """Average the last checkpoints. If one is damaged, the next start trains it again."""
         try:
-            plugin("average", *words)
+            plugin("average", *self.average_words())
         except Failed as error:
             if any(map(checkpoints.damage, checkpoints.numbered(self.folder / "checkpoints"))):
                 self.trained.unlink()
@@ -281,25 +447,49 @@ class Pipeline:
         for path in self.text.assets:
             shutil.copy(path, self.final.parent)
         if self.folded:
-            output = plugin("fold", self.average, "-o", self.final, "--data", self.text.binary)
-            write_lines(self.folder / "fold.txt", [output.rstrip("\n")])
+            output = plugin("fold", *self.fold_words())
+            write_lines(self.recipe.model / "fold.txt", [output.rstrip("\n")])
         else:
-            with replacing(self.final) as part:
-                shutil.copy(self.average, part)
+            self._copy(self.average, self.final)
 
-    def keep_scores(self, scores: dict[str, str], **settings: object) -> None:
-        """Write the run's row of results.csv, with the settings of averaging and translating."""
-        s = self.settings
-        key = {"recipe": self.recipe.row, "method": s.METHOD, "preset": s.PRESET, "seed": str(s.SEED), "rule": s.rule}
-        words = {name: str(value) for name, value in {"average": s.AVERAGE, **settings}.items()}
-        measured = {"tokens": s.TOKENS or self.machine.tokens, **scores, **words}
-        results.record(self.folder, Path(s.RUNS, "results.csv"), key, measured)
+    def _generate(self) -> None:
+        count = len(read_lines(self.text.files("raw", "test")[0])) if self.translates else 0
+        produce([sys.executable, "-m", self.generator, *self.generate_words()], self.generated, sentences=count)
 
-    def _analyse(self, path: Path) -> None:
-        """Analyse the model on a few tokens. If the analysis fails, a line says so, here and in the report."""
-        path.parent.mkdir(exist_ok=True)
-        out, sizes = path.with_suffix(""), ("--tokens", 256, "--json")
-        try:
-            plugin("analyze", path.stem, self.average, "--data", self.text.binary, *sizes, "-o", out)
-        except Failed:
-            log.info("analyse %s: left out of the report", path.stem)
+    def scores(self) -> dict[str, str]:
+        """The columns of results.csv that come from the test set."""
+        from recipes.steps import score  # imports sacreBLEU
+
+        if not self.translates:
+            return {"perplexity": score.perplexity(read_lines(self.generated)), "signature": score.PERPLEXITY}
+        raw, words, units = (self.text.folder / f"{name}/test" for name in ("raw", self.text.words, "bpe"))
+        rules = texts.Tokens.read(self.text.json)
+        return score.translations(self.recipe.result, rules, raw, words, units, self.recipe.file.compounds)
+
+    def key(self) -> dict[str, str]:
+        """The columns that identify the run in results.csv."""
+        recipe = self.recipe
+        row = recipe.target if recipe.size else str(recipe.base.relative_to(self.settings.RUNS))
+        rule = {"rule": recipe.rule, "preset": recipe.preset, "options": recipe.difference, "seed": recipe.seed}
+        return {"recipe": row, "method": recipe.method, **rule}
+
+    def _score(self) -> None:
+        measured = {"tokens": self.recipe.tokens, **self.scores()}
+        for command in ("average", "generate"):
+            measured[command] = shlex.join(opts.words(self.recipe.options[command]))
+        if self.recipe.result != self.recipe.at:
+            self._copy(self.trained, self.recipe.result / "train.log")
+        results.record(self.recipe.result, Path(self.settings.RUNS, "results.csv"), self.key(), measured)
+
+    def _report(self, others: Iterable[Path]) -> None:
+        """Write the report, with an analysis of the model on a few tokens. If that fails, a line says so."""
+        for name in ANALYSES:
+            out = self.recipe.model / "analysis" / name
+            if not out.with_suffix(".json").exists():
+                out.parent.mkdir(exist_ok=True)
+                sizes = ("--tokens", 256, "--json")
+                try:
+                    plugin("analyze", name, self.average, "--data", self.text.binary, *sizes, "-o", out)
+                except Failed:
+                    log.info("analyse %s: left out of the report", name)
+        plugin("report", self.recipe.result, *others, "-o", self.recipe.result / "report.html")

@@ -93,7 +93,7 @@ def test_the_trial_begins_with_what_shows_most() -> None:
     [
         ("DEVICE=cuda", "This machine has no GPU that torch can use; DEVICE=cpu tries the trial itself.\n"),
         ("DEVICE=tpu", "gpu-trial takes RUNS=FOLDER and DEVICE=cuda or cpu; found RUNS="),
-        ("MINUTES=9", "gpu-trial takes RUNS=FOLDER and DEVICE=cuda or cpu; found RUNS="),
+        ("MINUTES=9", "MINUTES=9 is not a setting of gpu-trial."),
     ],
 )
 def test_a_trial_refuses_in_one_line(word: str, line: str, tmp_path: Path) -> None:

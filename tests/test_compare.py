@@ -9,16 +9,16 @@ import pytest
 from scipy import stats
 
 from fairseq_admin.logs import Log
-from recipes.grid.front import of
-from recipes.grid.runs import last_change, unigram_entropy
-from recipes.grid.texts import reversed_pairs
-from recipes.recipe import read
 from recipes.research import drawing, protocol
 from recipes.research.drawing import draw_accuracies, draw_losses, draw_rates
+from recipes.research.grid import of
 from recipes.research.intervals import contrast, with_interval
 from recipes.research.outcome import loss, mean_of_last, still_falling, verdict
 from recipes.research.ranking import rankings, table
-from recipes.research.rows import read_results, write_runs
+from recipes.research.rows import read_results
+from recipes.research.runs import last_change, unigram_entropy
+from recipes.research.texts import reversed_pairs
+from recipes.steps.results import write_runs
 
 NAN, INF = math.nan, math.inf
 
@@ -77,7 +77,7 @@ def test_a_row_names_the_commit_of_the_page_that_it_was_run_under(tmp_path):
     assert last_change(page) == decided
     page.write_text("changed afterwards")
     with pytest.raises(ValueError, match="not committed as it is"):
-        of(read("compare", {"PROTOCOL": str(page), "RUNS": f"{tmp_path}/runs"})).make("all")
+        of("compare", {"PROTOCOL": str(page), "RUNS": f"{tmp_path}/runs"}).make("all")
     assert [path.name for path in (tmp_path / "runs/compare").iterdir()] == [".guard"], "nothing is made before it"
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import front
 
-from recipes.grid import runs, texts
-from recipes.grid.front import of
-from recipes.recipe import read
+from recipes.research import runs, texts
+from recipes.research.grid import of
 from recipes.research.ranking import table
 from recipes.research.rows import read_results
 from recipes.steps.common import write_lines
@@ -63,9 +62,9 @@ def test_a_text_of_ones_own_may_be_compressed(tmp_path: Path) -> None:
     (tmp_path / "given/train.de.gz").write_bytes(gzip.compress(sides[0].encode()))
     (tmp_path / "given/train.en").write_bytes(sides[1].encode())
     sizes = {"PRESET": "quick", "PRETRAIN": "30", "EXAMPLES": "10", "HELD_OUT": "5", "RUNS": str(tmp_path)}
-    grid = of(read("deeper", {**sizes, "DATA": f"{tmp_path}/given"}))
+    grid = of("deeper", {**sizes, "DATA": f"{tmp_path}/given"})
     grid.run({}).make("prepare")
-    made = tmp_path / "deeper-text-quick/data"
+    (made,) = (tmp_path / "deeper-text-quick").glob("text-*")
     assert re.match(rb"w(\d+) w\d+ b \|\|\| x\1 x\d+ b\n", (made / "text/pretrain.train").read_bytes())
     assert {path.name for path in (made / "bin").iterdir()} >= {"dict.txt", "input0", "label", "train.bin"}
     assert grid.run({}).is_done("prepare")
@@ -98,22 +97,23 @@ def test_accuracy_is_the_last(tmp_path: Path) -> None:
 
 def test_the_runs_of_a_grid_of_new_layers(tmp_path: Path) -> None:
     """The grid's runs: the encoder, then the first seed at every rate, with the given encoder options."""
-    grid = of(read("deeper", {"ENCODER_LR_FACTOR": "0", "DROPOUT": "0.1", "RUNS": str(tmp_path)}))
+    args = "--dropout 0.1 --attention-dropout 0.1"
+    grid = of("deeper", {"ENCODER_LR_FACTOR": "0", "ARGS": args, "RUNS": str(tmp_path)})
     stages = grid.stages()
     (encoder,), tried = next(stages), next(stages)
-    words = " ".join(grid.run(encoder).command())
+    words = " ".join(grid.run(encoder).train_words())
     assert (
         "--arch masked_lm_admin " in words and "--finetune-from-model" not in words and "--admin-ffn-init" not in words
     )
     assert "--clip-norm 0 --lr 1e-3 " in words and "--seed 1 " in words and "--max-update 5000 " in words
     assert {axes["seed"] for axes in tried} == {"1"} and len(tried) == 4 * (1 + 6 * 3)
     (deep,) = (axes for axes in tried if grid.name(axes) == "dt-fixup-24l-lr1e-4-s1")
-    checkpoint = tmp_path / "deeper-factor0-dropout0.1/encoder/checkpoints/checkpoint_3_5000.pt"
+    checkpoint = tmp_path / "deeper-dropout0.1-attention-dropout0.1-factor0/encoder/checkpoints/checkpoint_3_5000.pt"
     write_lines(checkpoint, [])
-    words = " ".join(grid.run(deep).command())
+    words = " ".join(grid.run(deep).train_words())
     assert "--pretrained-lr-factor 0.0 " in words and "--dropout 0.1 --attention-dropout 0.1" in words
-    assert "--more-scheme dt-fixup --more-layers 24 " in words and "--warmup-updates 0 " in words
-    assert f"--finetune-from-model {checkpoint} " in words and "--clip-norm 5 " in words
+    assert "--more-layers 24 --more-scheme dt-fixup " in words and "--warmup-updates 0 " in words
+    assert f"--finetune-from-model {checkpoint}" in words and "--clip-norm 5 " in words
 
 
 @pytest.mark.nightly

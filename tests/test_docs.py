@@ -81,7 +81,7 @@ def targets() -> set[str]:
     """make's targets. A recipe counts as one target, without its steps."""
     listing = subprocess.run(["make", "-qpRr", "help"], cwd=ROOT, capture_output=True, text=True).stdout
     (phony,) = re.findall(r"^\.PHONY: (.+)$", listing, flags=re.M)
-    steps = re.compile(r".+-(preflight|prepare|train|average|generate|score)")
+    steps = re.compile(r".+-(preflight|text|prepare|train|average|generate|score)")
     return {f"make {target}" for target in phony.split() if not steps.fullmatch(target)}
 
 

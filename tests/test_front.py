@@ -1,66 +1,82 @@
-"""The front: checked settings, the table of steps, and a small demo."""
+"""The front: checked settings and options, names of folders, what makes a folder, and a small demo."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
-import tarfile
-from pathlib import Path
 
 import pytest
+import torch
 from conftest import ROOT, front, make_environment, names, run_module
 
 from fairseq_admin.method.schemes import SCHEMES
+from recipes import options as opts
 from recipes import recipe as recipes
-from recipes.__main__ import STEPS
-from recipes.chain import Chain, Step
+from recipes.__main__ import STEPS, grids
+from recipes.settings import Settings, collect, old_names
+from recipes.steps import checkpoints
 from recipes.steps.common import read_lines, write_lines
-from recipes.steps.guard import exclusive_folder
 from recipes.steps.results import read as read_results
-from recipes.translation import Translation
+from recipes.training import Run, check_unchanged
 
 
 def read(target: str, *words: str) -> recipes.Recipe:
     return recipes.read(target, dict(word.split("=", 1) for word in words))
 
 
-def pipeline(target: str, *words: str) -> Translation:
-    return Translation(read(target, *words))
+def run_of(target: str, *words: str) -> Run:
+    return Run(read(target, *words))
 
 
-# -- settings --------------------------------------------------------------------------------------------------------
+def train(target: str, *words: str) -> dict[str, str]:
+    """fairseq-train's options of a run."""
+    return opts.parse(shlex.join(run_of(target, *words).train_words()[5:]))
+
+
+# -- settings and options ------------------------------------------------------------------------------------------
 
 WRONG = [
-    ("demo", "METHOD=admin pre-ln", "METHOD=admin pre-ln is invalid: input should be 'admin', 'post-ln', "),
-    ("multi30k", "PRESET=tpu", "PRESET=tpu is unknown; expected cpu or gpu"),
-    ("own", "PAIR=en-en", "PAIR=en-en names one language twice"),
-    ("own", "PAIR=../x", "PAIR=../x is invalid: string should match pattern '^"),
-    ("own", "CORPUS=a/b", "CORPUS=a/b is invalid: string should match pattern"),
+    ("demo", "METHOD=admin pre-ln", "METHOD=admin pre-ln is invalid: input should be '', 'admin', 'post-ln', "),
+    ("demo", "ARGS=--admin-scheme typo", "--admin-scheme typo is unknown; expected one of admin"),
+    ("multi30k", "PRESET=tpu", "PRESET=tpu is unknown; expected gpu or cpu"),
+    ("multi30k", "PAIR=de-es", "PAIR=de-es is not of multi30k; expected de-en, en-de"),
+    ("own", "PAIR=en-en", "PAIR=en-en is invalid: expected two codes, since each names the file of a side"),
+    ("own", "PAIR=../x", "PAIR=../x is invalid: expected two codes, as in de-en"),
     ("own", "DATA=README.md", "DATA=README.md is invalid: expected a folder that is there"),
     ("demo", "UPDATES=1e3", "UPDATES=1e3 is invalid: input should be a valid integer"),
-    ("demo", "UPDATES=1010", "Give SAVE_EVERY=10 AVERAGE=3, or UPDATES=1050."),
-    ("demo", "AVERAGE=21", "expected a multiple of SAVE_EVERY, with AVERAGE checkpoints or more. Give SAVE_EVERY=28"),
-    ("iwslt14", "AVERAGE=91", "EPOCHS=90 make fewer checkpoints than AVERAGE=91 averages. Give AVERAGE=90"),
-    ("iwslt14", "UPDATES=1000", "UPDATES=1000 is given, and EPOCHS=90 says how long it trains"),
-    ("wmt14-ende-6l", "UPDATE_FREQ=4", "UPDATE_FREQ=4 has no effect with TOKENS=32768; change TOKENS=."),
-    ("demo", "LR=inf", "LR=inf is invalid: input should be a finite number (peak learning rate)."),
-    ("demo", "PAIRS=99", "PAIRS=99 is invalid: input should be greater than or equal to 100 (sentence pairs"),
-    ("demo", "WIDTH=30", "WIDTH=30 is not a multiple of HEADS=4"),
-    ("demo", "TOKENISER=normalise truecase", "is invalid: input should be 'lowercase', 'normalise',"),
+    ("demo", "ARGS=--max-update 1e3", "--max-update 1e3: expected a whole number above 0."),
+    ("demo", "ARGS=--save-interval-updates 30", "700 updates, with a checkpoint every 30: expected a multiple"),
+    ("demo", "UPDATES=2|AVERAGE_ARGS=--last 3", "and at least the 3 checkpoints that AVERAGE_ARGS='--last 3' averages"),
+    (
+        "iwslt14",
+        "AVERAGE_ARGS=--last 91",
+        "90 epochs, with a checkpoint every 1: expected a multiple, and at least the 91",
+    ),
+    ("iwslt14", "UPDATES=1000", "UPDATES=1000: iwslt14 trains by epochs; give ARGS='--max-epoch ...'."),
+    (
+        "demo",
+        "PREPARE_ARGS=--pairs 99",
+        "pairs=99 is invalid: input should be greater than or equal to 100 (sentence pairs",
+    ),
+    ("demo", "ARGS=--encoder-embed-dim 30", "--encoder-embed-dim 30 is not a multiple of --encoder-attention-heads 4"),
+    ("demo", "PREPARE_ARGS=--tokeniser normalise truecase", "is invalid: input should be 'lowercase', 'normalise',"),
+    ("demo", "PREPARE_ARGS=--typo 1", "typo is unknown; expected one of table, sums, "),
     ("demo", "RUNS=a:b", "RUNS=a:b is invalid: expected a path without a colon or a comma"),
-    ("demo", "DATA=x", "DATA=x is not a setting of demo. See make help TARGET=demo."),
-    ("demo", "SEEED=2", "SEEED=2 is not a setting of demo. SEED is one. See make help TARGET=demo."),
+    ("demo", "DATA=docs", "DATA=docs is not a setting of demo"),
     ("demo", "NODES=2", "NODES=2 needs MASTER=HOST:PORT, where the first node is reached; found MASTER=."),
-    ("demo", "NODES=2|MASTER=h:1|NODE_RANK=2", "NODE_RANK=2 is not one of NODES=2; expected a number from 0 to 1"),
-    ("compare", "RATES=1e-3 nan", "RATES=1e-3 nan is invalid: expected numbers of 0 or more, as 1e-3, one or more"),
-    ("compare", "RATES=1 1", "RATES=1 1 is invalid: expected one or more, with spaces between and none twice ("),
-    ("compare", "PATIENCE=50", "PATIENCE=50 is not a multiple of SAVE_EVERY=100"),
-    ("demo", "TRAIN_ARGS=--save-dir x", "--save-dir among the options of fairseq-train: the recipe sets it."),
-    ("compare", "TRAIN_ARGS=--adam-eps 1e-6 --lr=1e-4", "--lr among the options of fairseq-train: the recipe sets it."),
-    ("compare", "TRAIN_ARGS=--admin-init log", "--admin-init among the options of fairseq-train: the recipe sets it."),
-    ("sensitivity", "BETA2S=1", "BETA2S=1 is invalid: expected numbers below 1, as 0.98"),
+    (
+        "demo",
+        "NODES=2/2|MASTER=h:1",
+        "NODES=2/2 is invalid: expected a number, or as 1/2 on the second of two machines",
+    ),
+    ("demo", "LAYERS=6-6-6", "LAYERS=6-6-6 is invalid: expected a number, or two as in 60-12."),
+    ("demo", "ARGS=--save-dir x", "ARGS: the recipe sets --save-dir itself. Leave it out."),
+    ("demo", "ARGS=lr 3", "ARGS: lr: expected an option, as in --dropout 0.2."),
+    ("demo", "GENERATE_ARGS=--beam '3", "GENERATE_ARGS: No closing quotation"),
 ]
 
 
@@ -68,24 +84,27 @@ WRONG = [
 def test_what_cannot_be_is_named(target, words, message):
     more = ["DATA=docs", "PAIR=de-en"] if target == "own" else []
     with pytest.raises(ValueError, match=re.escape(message)) as error:
-        read(target, *more, *words.split("|"))
+        run_of(target, *more, *words.split("|"))
     assert "\n" not in str(error.value)
 
 
+def test_a_missing_setting_is_named():
+    with pytest.raises(ValueError, match="DATA= is missing; expected folder with your text"):
+        read("own", "PAIR=de-en")
+
+
 COMMAND_LINES = [
-    ("", 0, "Targets: compare deeper demo"),
+    ("", 0, "Targets: demo iwslt14"),
     ("--help", 0, "-n, --dry-run"),
-    ("demo --help", 0, "make demo PRESET=cpu"),
-    ("demo PRESET=tpu --help", 2, "PRESET=tpu is unknown; expected cpu."),
-    ("status --help", 0, "status (of all runs in RUNS=)"),
+    ("demo --help", 0, "make demo NAME=VALUE"),
+    ("demo PRESET=tpu --help", 2, "PRESET=tpu is unknown; expected none."),
     ("demo LAYERS=2 --lr 3", 2, "unrecognized arguments: --lr 3"),
-    ("wmt15-preflight", 2, "wmt15-preflight is unknown; expected one of compare"),
+    ("wmt15-preflight", 2, "wmt15-preflight is unknown; expected one of demo"),
     ("demo typo", 2, "typo: expected NAME=VALUE, a setting of demo."),
-    ("demo -- --lr", 2, "--: error: argument --lr: expected one argument"),
     ("demo -- 0.2", 2, "0.2 after --: expected an option of fairseq-train"),
-    ("status RUN=x", 2, "expected RUNS=FOLDER, or nothing"),
-    ("status RUNS=no/such", 2, "RUNS=no/such: no such folder"),
-    ("status", 0, "runs: no runs yet."),
+    ("demo SEEED=2", 2, "SEEED=2 is not a setting of demo. SEED is one. See make help TARGET=demo."),
+    ("demo LR=5e-4", 2, "LR=5e-4 is now written ARGS='--lr 5e-4'."),
+    ("compare BEAM=9", 2, "BEAM=9 is now written GENERATE_ARGS='--beam 9'."),
 ]
 
 
@@ -96,60 +115,134 @@ def test_the_command_line_is_read_before_anything_starts(words, status, message,
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_option_of_fairseqs_is_the_setting_that_renames_it():
-    file, _ = recipes.files()["demo"]
-    options = "--dropout 0.2 --lr=5e-4 --adam-eps 1e-6".split()
-    given = recipes.collect("demo", ["NODE=0", "TRAIN_ARGS=--seed 7 --fp16"], file.names, options, file.aliases)
-    given = {name: value for name, value in given.items() if name not in os.environ}
-    assert given.pop("NODE_RANK") == "0", "its name in earlier versions"
-    assert given == {"DROPOUT": "0.2", "LR": "5e-4", "SEED": "7", "TRAIN_ARGS": "--fp16 --adam-eps 1e-6"}
-    command = " ".join(Translation(recipes.read("demo", given)).command())
+def test_there_are_few_settings_and_an_old_one_says_how_to_write_it_now():
+    """At most 15 capitals, and the ARGS of the other commands. No old name is a setting, and no advice names one."""
+    current = Settings.model_fields.keys()
+    assert len({name for name in current if not name.endswith("_ARGS")}) <= 15 and not current & old_names().keys()
+    for name, advice in old_names().items():
+        assert {*re.findall(r"\b([A-Z_]{3,})=", advice)} <= {*current, "PATIENCE", "ENCODER_LR_FACTOR"}, name
+        with pytest.raises(ValueError, match=re.escape(f"{name}=7 is now written {advice.format(7)}.")):
+            collect("demo", [f"{name}=7"], current)
+
+
+def test_a_users_option_replaces_the_recipes_and_an_empty_one_takes_it_away():
+    given = collect(
+        "demo", ["ARGS=--seed 7 --fp16", "RUNS=x"], Settings.model_fields, "--dropout 0.2 --lr=5e-4".split()
+    )
+    options = train("demo", *(f"{name}={value}" for name, value in given.items()), "GENERATE_ARGS=--beam 9 --lenpen=")
+    assert {name: options[name] for name in ("--seed", "--dropout", "--lr")} == {
+        "--seed": "7", "--dropout": "0.2", "--lr": "5e-4"
+    }  # fmt: skip
+    assert "--fp16" not in options, "not on a CPU"
+    assert "--clip-norm" in train("demo") and "--clip-norm" not in train("demo", "ARGS=--clip-norm=")
+    generate = run_of("demo", "GENERATE_ARGS=--beam 9 --lenpen=").generate_words()
     assert (
-        command.count("--dropout") == 1 and "--dropout 0.2 " in command and command.endswith("--fp16 --adam-eps 1e-6")
+        generate.count("--beam") == 1 and generate[generate.index("--beam") + 1] == "9" and "--lenpen" not in generate
     )
 
 
-def test_help_lists_nothing_that_the_recipe_refuses():
-    """Help lists only settings that can be given: none that the recipe refuses or another setting overrides."""
-    assert "MEMORY" not in " ".join(recipes.help_lines("demo", {}))
-    lines = recipes.help_lines("compare", {"JOBS": "2"})
-    assert "JOBS=2: runs at a time, each on a GPU of its own where there are any" in lines
-    assert any(re.fullmatch("SEARCH=every: .*; one of: every first", line) for line in lines)
-    for target, (file, _) in recipes.files().items():
-        more = ["DATA=docs", "PAIR=de-en"] if target == "own" else []
-        for preset in file.presets:
-            listed = [line.partition(": ")[0] for line in recipes.help_lines(target, {"PRESET": preset})[2:]]
-            given = [word for word in listed if "=" in word and not word.startswith("GPUS=")]
-            assert read(target, *given, *more).settings.PRESET == preset, target
+def test_help_shows_first_what_people_change_and_the_recipes_options():
+    lines = list(recipes.help_lines("iwslt14", {}))
+    assert lines[0] == "make iwslt14 PRESET=paper|small NAME=VALUE ..." and lines[2].startswith("METHOD: ")
+    assert any(line.startswith("\ntrain: ") and " --warmup-updates 6000 " in line for line in lines)
+    assert not any(line.startswith("PAIR") for line in lines)
 
 
-def test_a_rule_is_in_the_folder_the_options_and_the_key_of_a_run():
-    """A run's folder name, options and key contain its rule, except for the paper's rule, which keeps old names.
+def test_a_recipe_by_updates_trains_by_epochs_if_it_is_asked_to():
+    run, options = run_of("demo", "ARGS=--max-epoch 3"), train("demo", "ARGS=--max-epoch 3")
+    assert not options.keys() & {"--max-update", "--save-interval", "--validate-interval"}
+    assert options["--keep-last-epochs"] == "3" and run.recipe.model.name == "at-3-epochs" and run.unit == "epochs"
 
-    A method without ω has no rule.
-    """
-    paper, ours, none = (pipeline("demo", *words) for words in (["INIT=reference"], [], ["METHOD=pre-ln"]))
-    assert [run.folder.name for run in (paper, ours, none)] == [
-        "admin-cpu-s1", "admin-constant-cpu-s1", "pre-ln-cpu-s1"
-    ]  # fmt: skip
-    assert ours.resume_settings() == {**paper.resume_settings(), "--admin-init": "constant"}
-    assert ["--admin-init" in run.command() for run in (paper, ours, none)] == [False, True, False]
+
+def test_the_length_decides_the_checkpoints_unless_the_user_does():
+    """A length that the recipe's interval does not fit has another one, and fewer checkpoints to average."""
+    run = run_of("demo", "UPDATES=2")
+    assert (
+        run.recipe.options["average"] == {"--last": "2"}
+        and train("demo", "UPDATES=2")["--save-interval-updates"] == "1"
+    )
+    options = train("demo", "UPDATES=1010")
+    assert (options["--save-interval-updates"], options["--validate-interval-updates"]) == ("10", "10")
+    assert options["--keep-interval-updates"] == "3" and run_of("demo", "UPDATES=1010").folder.name == "admin-s1"
+    assert train("iwslt14", "ARGS=--max-epoch 4")["--keep-last-epochs"] == "4"
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+NAMES = [
+    ("demo", "", "demo/admin-s1/at-700"),
+    ("demo", "METHOD=pre-ln|SEED=2", "demo/pre-ln-s2/at-700"),
+    ("demo", "INIT=reference|UPDATES=1000", "demo/admin-reference-s1/at-1000"),
+    ("demo", "INIT=constant|ARGS=--lr 0.0015 --dropout 0.0", "demo/admin-s1/at-700"),
+    ("demo", "METHOD=pre-ln|INIT=reference", "demo/pre-ln-s1/at-700"),
+    ("demo", "ARGS=--lr 5e-4 --adam-betas '(0.9, 0.99)'", "demo/admin-adam-betas0.9_0.99-lr5e-4-s1/at-700"),
+    ("demo", "LAYERS=6|ARGS=--clip-norm=", "demo/admin-6l-no-clip-norm-s1/at-700"),
+    ("demo", "LAYERS=60-12|PREPARE_ARGS=--merges 300", "demo/admin-60-12l-merges300-s1/at-700"),
+    ("demo", "ARGS=--encoder-embed-dim 16 --decoder-embed-dim 16", "demo/admin-embed-dim16-s1/at-700"),
+    ("demo", "GENERATE_ARGS=--beam 9", "demo/admin-s1/at-700-beam9"),
+    ("demo", "AVERAGE_ARGS=--last 5|GENERATE_ARGS=--beam 9 --cpu=", "demo/admin-s1/at-700-last5-beam9"),
+    ("demo", "ARGS=--save-interval-updates 10", "demo/admin-save-interval-updates10-s1/at-700"),
+    ("demo", "ARGS=--max-tokens 512 --log-interval 1 --num-workers 1", "demo/admin-s1/at-700"),
+    ("demo", "ARGS=--update-freq 4", "demo/admin-tokens4096-s1/at-700"),
+    ("iwslt14", "GPUS=2", "iwslt14/admin-s1/at-90-epochs"),
+    ("iwslt14", "PRESET=small", "iwslt14/admin-small-s1/at-3-epochs"),
+    ("iwslt14", "PRECISION=fp16", "iwslt14/admin-s1/at-90-epochs"),
+    ("iwslt14", "PRECISION=bf16", "iwslt14/admin-bf16-s1/at-90-epochs"),
+    ("wmt14-ende-18l", "", "wmt14/en-de/18l/admin-s1/at-100-epochs"),
+    ("own", "DATA=docs/..|PAIR=de-en|PRESET=cpu", f"own/{ROOT.name}/de-en/admin-cpu-s1/at-4000"),
+]
+
+
+@pytest.mark.parametrize(("target", "words", "folder"), NAMES)
+def test_a_run_is_named_by_what_the_user_changed(target, words, folder):
+    """The scheme, what was changed, and the seed. What does not change the result in kind is in no name."""
+    given = read(target, "RUNS=R", *filter(None, words.split("|")))
+    assert str(given.result) == f"R/{folder}" and given.model.parent == given.run
+
+
+def test_a_name_that_would_be_too_long_ends_in_a_hash():
+    one, other = (read("demo", f"ARGS=--arch {'x' * 150}{end}").run.name for end in "ab")
+    assert one != other and len(one) < 130
+
+
+def test_a_rule_is_in_the_options_of_a_scheme_that_has_one():
+    assert train("demo")["--admin-init"] == "constant" and "--admin-init" not in train("demo", "METHOD=pre-ln")
     for target in ("iwslt14", "wmt14-ende-6l", "wmt14-enfr-60l"):
-        assert read(target, "GPUS=1").settings.rule == "reference"
+        assert read(target, "GPUS=1").rule == "reference"
 
 
-def test_status_says_how_far_each_run_is(tmp_path):
-    more = ["report.html", "trained-40", "checkpoints/checkpoint_stopped_2_55.pt"]
-    runs = {"done": ["report.html"], "more": more, "part": ["checkpoints/checkpoint_1_40.pt"], "busy": []}
-    for name, files in runs.items():
-        for file in ["train.log", *files]:
-            write_lines(tmp_path / f"demo/{name}/{file}", [])
-    with exclusive_folder(tmp_path / "demo/busy"):
-        busy, done, *stopped = front("status", f"RUNS={tmp_path}").stdout.splitlines()
-    assert busy.startswith(f"{tmp_path}/demo/busy: at work: process {os.getpid()} on ")
-    assert done == f"{tmp_path}/demo/done: done" and [line.split(": ")[1] for line in stopped] == [
-        "stopped after 55 updates", "stopped after 40 updates"
-    ]  # fmt: skip
+def test_a_text_is_named_by_its_sources_options_and_programs(tmp_path, monkeypatch):
+    """A text's folder changes with its sources' content, options and programs' versions, and with nothing else."""
+
+    def name(*words: str, data: str = "mine") -> str:
+        return run_of(
+            "own", f"DATA={tmp_path / data}", "PAIR=de-en", f"RUNS={tmp_path / 'runs'}", *words
+        ).text.folder.name
+
+    for split in ("train", "valid", "test"):
+        for language in ("de", "en"):
+            write_lines(tmp_path / f"mine/{split}.{language}", [f"{split} {language}"])
+    first = name()
+    assert re.fullmatch("text-[0-9a-f]{8}", first) and first == name("SEED=2", "PREPARE_ARGS=--too-long skip")
+    assert len({first, name("PREPARE_ARGS=--merges 9"), name("PREPARE_ARGS=--clean="), name("PAIR=en-de")}) == 4
+    os.rename(tmp_path / "mine", tmp_path / "moved")
+    assert name(data="moved") == first, "the same content in another folder"
+    path = tmp_path / "moved/train.de"
+    written = path.stat()
+    write_lines(path, ["train xx"])
+    os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))
+    changed = name(data="moved")
+    assert changed != first, "although its size and time of modification are the same"
+    path.unlink()
+    assert name(data="moved") == changed, "a source may be deleted once it was read"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty/train.de: is not there"):
+        name(data="empty")
+    monkeypatch.setattr("recipes.steps.bpe.VERSION", 7)
+    assert name(data="moved") != changed
+
+
+# -- the environment -------------------------------------------------------------------------------------------------
 
 
 def test_values_reach_the_front_through_make_as_they_are(tmp_path):
@@ -161,17 +254,17 @@ def test_values_reach_the_front_through_make_as_they_are(tmp_path):
         command = ["make", "-f", str(makefile), "-n", "demo", *words]
         return subprocess.run(command, cwd=ROOT, env=make_environment(**more), capture_output=True, text=True)
 
-    done = make("RUNS=a b$$c'd\"", TRAIN_ARGS="--x 'y z'", SEED="7")
-    assert done.returncode == 0 and "a b$c'd\"/demo/admin-constant-cpu-s7/trained-700" in done.stdout, done.stderr
+    done = make("RUNS=a b$$c'd\"", ARGS="--adam-eps '1e-6'", SEED="7")
+    folder = shlex.quote("a b$c'd\"/demo/admin-adam-eps1e-6-s7/checkpoints")
+    assert done.returncode == 0 and folder in done.stdout, done.stderr
     done = make("SEDE=2")
     assert done.returncode == 2 and "SEDE=2 is not a setting of demo. SEED is one." in done.stderr
     assert "From the environment: SEED=7" in make("RUNS=x", SEED="7").stderr
 
 
 def test_make_has_every_target_of_the_recipes():
-    targets = [*recipes.files()]
-    for name, (file, _) in recipes.files().items():
-        targets += [f"{name}-{step}" for step in STEPS if not file.is_grid]
+    targets = [*recipes.files(), *grids()]
+    targets += [f"{name}-{step}" for name in recipes.files() for step in STEPS]
     command = ["make", "-n", "VENV=none", *targets]
     done = subprocess.run(command, cwd=ROOT, env=make_environment(), capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.count("\nmake setup comes first") == len(targets), done.stderr
@@ -189,102 +282,88 @@ def test_the_front_loads_no_fairseq():
     assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
 
 
-# -- the table -------------------------------------------------------------------------------------------------------
+def test_nothing_imports_research():
+    """The recipes do not need what made the rows of docs/."""
+    files = [path for path in ROOT.glob("recipes/**/*.py") if "research" not in path.parts]
+    importing = [
+        str(path) for path in files if re.search(r"^\s*(from|import) recipes.research", path.read_text(), re.M)
+    ]
+    assert len(files) > 20 and not importing
 
 
-def table(folder: Path, done: list[str], width: int = 1, version: int = 1, texts: Path | None = None) -> Chain:
-    """A chain of steps: two user texts are joined, the first alone is cut, and the last step reads both results."""
-
-    def program(name: str, *reads: Path):
-        def write() -> None:
-            done.append(name)
-            write_lines(folder / name, [line for path in reads for line in read_lines(path)])
-
-        return write
-
-    first, second, joined = (texts or folder) / "first", (texts or folder) / "second", folder / "joined"
-    return Chain(
-        [
-            Step("join", folder, (joined,), program("joined", first, second), (first, second), {"width": width}),
-            Step("cut", folder, (folder / "cut",), program("cut", first), (first,), version=version),
-            Step("end", folder, (folder / "end",), program("end", joined, folder / "cut"), (joined, folder / "cut")),
-        ]
-    )
+# -- what made a folder ----------------------------------------------------------------------------------------------
 
 
-def test_a_change_makes_again_what_depends_on_it_and_nothing_else(tmp_path, capsys):
-    """A file counts by its content. Once a model depends on the result, a change is refused."""
-    done: list[str] = []
-
-    def made(width: int = 1, texts: Path | None = None) -> list[str]:
-        done.clear()
-        table(tmp_path, done, width, texts=texts).make([tmp_path / "end"], tmp_path)
-        return list(done)
-
-    write_lines(tmp_path / "first", ["a"])
-    write_lines(tmp_path / "second", ["b"])
-    assert made() == ["joined", "cut", "end"] and read_lines(tmp_path / "end") == ["a", "b", "a"]
-    assert made() == []
-    written = (tmp_path / "second").stat()
-    write_lines(tmp_path / "second", ["c"])
-    os.utime(tmp_path / "second", ns=(written.st_atime_ns, written.st_mtime_ns))
-    assert made() == ["joined", "end"], "although its size and time of modification are the same"
-    assert f"# join (second {tmp_path}/second (2 bytes, SHA-256 " in capsys.readouterr().out
-    os.utime(tmp_path / "second")
-    assert made() == [], "the same content"
-    for name in ("first", "second"):
-        write_lines(tmp_path / "moved" / name, read_lines(tmp_path / name))
-    assert made(texts=tmp_path / "moved") == [], "the same content in another folder"
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="empty/first"):
-        made(texts=tmp_path / "empty")
-    assert made(width=2) == ["joined", "end"]
-    (tmp_path / "joined").unlink()
-    (tmp_path / "second").unlink()
-    assert made(width=2) == [], "what only a step that is done reads is not made again"
-    (tmp_path / "cut").unlink()
-    write_lines(tmp_path / "second", ["c"])
-    (tmp_path / "end").unlink()
-    assert made(width=2) == ["joined", "cut", "end"]
-    write_lines(tmp_path / "run/trained-5", [])
-    with pytest.raises(ValueError, match=rf"made with other settings .width 2 -> 3., and {tmp_path}/run holds a model"):
-        made(width=3)
-    assert not done
+def test_a_folder_keeps_to_the_options_that_made_it(tmp_path):
+    """Other options are refused once there is a model; before that, they replace the stored ones. 1e-3 equals 0.001."""
+    folder = tmp_path / "run"
+    check_unchanged(folder, {"--lr": "1e-3"})
+    check_unchanged(folder, {"--lr": "2e-3"})
+    assert json.loads((folder / "recipe.json").read_text()) == {"--lr": "2e-3"}
+    write_lines(folder / "checkpoints/checkpoint_1_50.pt", [])
+    check_unchanged(folder, {"--lr": "0.002"})
+    for changed, message in (({"--lr": "1"}, "--lr 2e-3 -> 1"), ({"--lr": "2e-3", "--fp16": ""}, "--fp16 unset -> on")):
+        with pytest.raises(ValueError, match=rf"run was made by another recipe \({message}\).*remove the folder to"):
+            check_unchanged(folder, changed)
+    write_lines(folder / "settings.json", ["{}"])
+    with pytest.raises(ValueError, match="made by version 0.3.0 or earlier"):
+        check_unchanged(folder, {"--lr": "2e-3"})
 
 
-def test_a_program_of_another_version_makes_its_step_again(tmp_path, capsys):
-    """A new program version repeats its step and later steps, unless a model depends on the old version's result."""
-    done: list[str] = []
-    for name in ("first", "second"):
-        write_lines(tmp_path / name, ["a"])
-    table(tmp_path, done).make([tmp_path / "end"])
-    done.clear()
-    kept = table(tmp_path, done, version=2)
-    assert kept.keep_versions() == ["cut"] and not kept.plan([tmp_path / "end"])
-    table(tmp_path, done, version=2).make([tmp_path / "end"])
-    assert done == ["cut", "end"] and "# cut (version unset -> 2)" in capsys.readouterr().out
+def test_a_recipe_that_changed_under_its_run_is_noticed(tmp_path, monkeypatch):
+    """After a pull or an edit, the difference is said. Other machines, batches, lengths and logs are none."""
+    words = [f"RUNS={tmp_path}", "UPDATES=20"]
+    run_of("demo", *words).check()
+    write_lines(tmp_path / "demo/admin-s1/checkpoints/checkpoint_1_20.pt", [])
+    run_of("demo", *words, "ARGS=--max-tokens 512 --log-interval 1").check()
+    run_of("demo", f"RUNS={tmp_path}", "UPDATES=30").check()
+    _, file, _ = recipes.files()["demo"]
+    changed = file.model_copy(update={"train": [*file.train, "--lr 9e-4"]})
+    monkeypatch.setattr(recipes, "files", lambda: {"demo": ("demo", changed, "")})
+    with pytest.raises(ValueError, match="was made by another recipe .--lr 1.5e-3 -> 9e-4."):
+        run_of("demo", *words).check()
 
 
-def test_a_step_that_was_killed_with_other_settings_is_done_again(tmp_path, monkeypatch):
-    """Files that another setting wrote do not count as those of the present one, wherever that run was killed."""
-    done: list[str] = []
-    for name in ("first", "second"):
-        write_lines(tmp_path / name, ["a"])
-    table(tmp_path, done).make([tmp_path / "end"])
-    keep = Chain.keep
-    for killed in ("join", "end"):
+def test_a_training_is_not_taken_back(tmp_path):
+    def check(*words: str) -> None:
+        run_of("demo", f"RUNS={tmp_path}", *words).check()
 
-        def until_killed(chain: Chain, step: Step, killed: str = killed) -> None:
-            if step.name == killed:
-                raise KeyboardInterrupt
-            keep(chain, step)
+    run = tmp_path / "demo/admin-s1"
+    check("UPDATES=90")
+    for name in (
+        "at-60/train.log",
+        "at-2-epochs/train.log",
+        "checkpoints/checkpoint_7_80.pt",
+        "checkpoints/checkpoint_best.pt",
+    ):
+        write_lines(run / name, [])
+    assert [checkpoints.furthest(run, unit) for unit in ("updates", "epochs")] == [80, 7]
+    check("UPDATES=80")
+    with pytest.raises(ValueError, match="79 updates are less than .* was trained for, 80. Give UPDATES=80 or more"):
+        check("UPDATES=79")
+    write_lines(run / "at-79/average.pt", [])
+    check("UPDATES=79")
 
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(Chain, "keep", until_killed)
-            table(tmp_path, done, width=2).make([tmp_path / "end"])
-        done.clear()
-        table(tmp_path, done).make([tmp_path / "end"])
-        assert done == ["joined", "end"], killed
+
+def test_the_last_steps_that_are_not_done_are_planned(tmp_path):
+    """What only a finished step needs is not made again. Another method's new score makes the summary again."""
+    words = [f"RUNS={tmp_path}"]
+
+    def planned(goal: str = "all") -> list[str]:
+        return [step.name for step in run_of("demo", *words).plan(goal)]
+
+    every = ["text", "preprocess", "train", "average", "model", "generate", "score", "summary", "report"]
+    assert planned() == every and planned("train") == every[:3] and planned("prepare") == every[:2]
+    at = run_of("demo", *words).recipe.model
+    write_lines(at / "train.log", [])
+    assert planned() == every[3:] and planned("train") == []
+    for name in ("generate.txt", "score.json", "summary.txt", "report.html"):
+        write_lines(at / name, [json.dumps(run_of("demo", *words).key())])
+        os.utime(at / name, (0, 0))
+    assert planned() == []
+    other = run_of("demo", *words, "METHOD=pre-ln")
+    write_lines(other.score, [json.dumps(other.key())])
+    assert planned() == ["summary", "report"]
 
 
 # -- what is trained -------------------------------------------------------------------------------------------------
@@ -293,70 +372,54 @@ def test_a_step_that_was_killed_with_other_settings_is_done_again(tmp_path, monk
 @pytest.mark.parametrize(("method", "folds"), [("admin", True), ("b2t", False)])
 def test_every_scheme_is_trained_in_one_way(method, folds):
     """Every scheme trains with the plugin and its option. Schemes that fold are then used without the plugin."""
-    run = pipeline("demo", f"METHOD={method}")
-    arch = f"--arch transformer_admin_18l --admin-scheme {method} "
-    assert f"--user-dir fairseq_admin --source-lang de --target-lang en {arch}" in " ".join(run.command())
-    assert run.folded == folds == SCHEMES[method].folds and run.user_dir == (
-        [] if folds else ["--user-dir", "fairseq_admin"]
-    )
+    run, options = run_of("demo", f"METHOD={method}"), train("demo", f"METHOD={method}")
+    assert (options["--user-dir"], options["--arch"]) == ("fairseq_admin", "transformer_admin_18l")
+    assert options["--admin-scheme"] == method and run.folded == folds == SCHEMES[method].folds
+    assert ("--user-dir" in run.generate_words()) == (not folds)
 
 
 def test_what_to_run_next_repeats_every_setting(tmp_path):
     (tmp_path / "my text").mkdir()
-    given = read("own", f"DATA={tmp_path}/my text", "PAIR=de-en", "METHOD=pre-ln", "SEED=3", "UPDATES=2000", "LAYERS=6")
-    assert given.command == f"make own 'DATA={tmp_path}/my text' LAYERS=6 PAIR=de-en PRESET=cpu UPDATES=2000"
-    assert read("own", "DATA=docs/..", "PAIR=de-en").base == Path("runs/own", ROOT.name, "de-en")
+    given = read(
+        "own", f"DATA={tmp_path}/my text", "PAIR=de-en", "METHOD=pre-ln", "SEED=3", "UPDATES=2000", "ARGS=--a $b"
+    )
+    assert given.command == f"make own 'ARGS=--a $$b' 'DATA={tmp_path}/my text' PAIR=de-en UPDATES=2000"
+
+
+SMALL = "LAYERS=1|ARGS=--encoder-embed-dim 16 --decoder-embed-dim 16 --warmup-updates 5|UPDATES=6|INIT=reference"
 
 
 @pytest.mark.slow
-def test_a_run_from_before_the_front_is_not_trained_again(tmp_path):
-    """A run of commit 8e7c53e has its settings compared and its text prepared again. It is scored and resumed."""
-    with tarfile.open(ROOT / "tests/golden/run-of-8e7c53e.tar.xz") as tar:
-        tar.extractall(tmp_path, filter="data")
-    given = "INIT=reference PAIRS=100 MERGES=30 LAYERS=1 WIDTH=4 FFN=4 HEADS=1 AVERAGE=1 MAX_TOKENS=512 WARMUP=10"
-    given += " SAVE_EVERY=4 LOG_EVERY=1"
-    run, given = tmp_path / "demo/admin-cpu-s1", [f"RUNS={tmp_path}", *given.split()]
-    checkpoint = run / "checkpoints/checkpoint_1_8.pt"
-    weights = checkpoint.read_bytes()
-    other = front("demo-train", *given, "UPDATES=8", "LR=0.1")
-    assert other.returncode == 2 and "made with other settings (--lr 0.0015 -> 0.1)" in other.stderr
-    said = (
-        f"{tmp_path}/demo/data is of a version before 0.2.0. It stays; the text is made again in {tmp_path}/demo/text."
-    )
-    assert other.stderr.startswith(said) and not (tmp_path / "demo/data/.keys").exists()
-    done = front("demo-score", *given, "UPDATES=8", "LR=1.5e-3")
-    assert done.returncode == 0 and "# average" in done.stdout, done.stdout + done.stderr
-    done = front("demo-score", *given, "UPDATES=8", "BEAM=2")
-    assert done.returncode == 0 and "# generate (beam 5 -> 2)" in done.stdout, done.stdout + done.stderr
-    assert "# train" not in done.stdout and "# average" not in done.stdout and checkpoint.read_bytes() == weights
-    assert [row["beam"] for row in read_results(tmp_path / "results.csv")] == ["2"]
-    other = front("demo-prepare", *given, "MERGES=31")
-    assert other.returncode == 2 and "(merges 30 -> 31), and " in other.stderr and "to begin again" in other.stderr
-    more = front("demo-train", *given, "UPDATES=12")
-    assert more.returncode == 0 and "update     12/12" in more.stdout and "update      8/12" not in more.stdout
-    assert (run / "trained-12").exists() and (run / "trained-8").exists()
-
-
-def test_a_summary_is_made_again_where_another_methods_score_is_new(tmp_path):
-    """A summary of one or more methods is written again if another method has a new score, or one is rescored."""
-
-    def key(*methods: str) -> str:
-        for method in methods:
-            write_lines(tmp_path / f"demo/{method.lower()}-cpu-s1/score.json", [method])
-        chain = Chain(pipeline("demo", f"RUNS={tmp_path}").steps())
-        return chain.key(next(step for step in chain.steps if step.name == "summary"))
-
-    keys = [key(), key("pre-ln"), key("post-ln"), key("deepnorm"), key("Pre-LN")]
-    assert len({*keys}) == 5 and key() == keys[-1]
+def test_what_is_printed_and_pasted_gives_the_recipes_bytes(tmp_path):
+    """The commands of -n, in a shell, make the same text, weights and translations. Then the recipe only scores."""
+    given = [*SMALL.split("|"), "PREPARE_ARGS=--pairs 300 --merges 100"]
+    runs = [tmp_path / name for name in ("recipe", "pasted")]
+    assert (done := front("demo-generate", *given, f"RUNS={runs[0]}")).returncode == 0, done.stdout + done.stderr
+    printed = front("demo-generate", "-n", *given, f"RUNS={runs[1]}").stdout
+    assert not runs[1].exists()
+    shell = subprocess.run(["bash", "-euc", printed], cwd=ROOT, env=make_environment(), capture_output=True, text=True)
+    assert shell.returncode == 0, shell.stdout[-2000:] + shell.stderr[-2000:]
+    (text,) = (path.relative_to(runs[0]) for path in runs[0].glob("demo/text-*"))
+    files = [path.relative_to(runs[0]) for path in (runs[0] / text).rglob("*") if path.is_file()]
+    files = [path for path in files if path.name[0] != "." and path.suffix != ".log"]
+    assert len(files) > 20 and all((runs[0] / path).read_bytes() == (runs[1] / path).read_bytes() for path in files)
+    at = read("demo", *given, f"RUNS={runs[0]}").model.relative_to(runs[0])
+    for name in ("average.pt", "model/model.pt"):
+        one, other = (torch.load(run / at / name, weights_only=False)["model"] for run in runs)
+        assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+    translations = [re.findall(r"^H-.*", (run / at / "generate.txt").read_text(), re.M) for run in runs]
+    assert translations[0] == translations[1] != []
+    done = front("demo-score", *given, f"RUNS={runs[1]}")
+    assert done.returncode == 0 and re.findall("^# .*", done.stdout, re.M) == ["# score"], done.stdout + done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_demo_runs_small(tmp_path):
     """The whole chain runs with 2+2 layers. The second time, nothing is left to do."""
-    small = [f"RUNS={tmp_path}", "PAIRS=2000", "LAYERS=2", "UPDATES=200", "SAVE_EVERY=20", "LOG_EVERY=10", "AVERAGE=2"]
-    small += ["INIT=reference"]
-    run = tmp_path / "demo/admin-cpu-s1"
+    small = [f"RUNS={tmp_path}", "PREPARE_ARGS=--pairs 2000", "LAYERS=2", "UPDATES=200", "INIT=reference"]
+    small += ["ARGS=--save-interval-updates 20", "AVERAGE_ARGS=--last 2"]
+    run = read("demo", *small).result
     done = front("demo", *small)
     assert done.returncode == 0, done.stdout + done.stderr
     text = (run / "summary.txt").read_text(encoding="utf-8")
@@ -370,7 +433,7 @@ def test_demo_runs_small(tmp_path):
     assert names(run / "model") == {"model.pt", "codes", "text.json", "dict.de.txt", "dict.en.txt"}
     translations = read_lines(run / "translations.txt")
     assert len(set(translations)) > 20
-    lines = read_lines(tmp_path / "demo/data/raw/test.de")
+    lines = read_lines(run_of("demo", *small).text.folder / "raw/test.de")
     write_lines(tmp_path / "some.de", lines[:20])
     command = ["translate", run / "model/model.pt", tmp_path / "some.de", "-o", tmp_path / "some.en", "--device", "cpu"]
     assert run_module("fairseq_admin.cli", *command, log=tmp_path / "log").status == 0
@@ -378,7 +441,8 @@ def test_demo_runs_small(tmp_path):
 
     again = front("demo", *small)
     assert again.returncode == 0 and "#" not in again.stdout, "the second time, all is there"
-    mean = front("demo", *small, "BEAM=1", "AVERAGE=1")
+    mean = front("demo", *small, "GENERATE_ARGS=--beam 1", "AVERAGE_ARGS=--last 1")
     assert mean.returncode == 0 and "# generate" in mean.stdout and "average of checkpoint_" in mean.stdout
     assert "# train" not in mean.stdout
-    assert [(row["average"], row["beam"]) for row in read_results(tmp_path / "results.csv")] == [("1", "1")]
+    rows = read_results(tmp_path / "results.csv")
+    assert [row["average"] for row in rows] == ["--last 2", "--last 1"] and rows[1]["generate"].startswith("--beam 1 ")

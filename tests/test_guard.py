@@ -1,4 +1,4 @@
-"""Locks: one process at a time, no half-written files left behind, and refusals of changed settings."""
+"""Locks: one process at a time, and no half-written files left behind."""
 
 from __future__ import annotations
 
@@ -17,20 +17,13 @@ from conftest import ROOT
 
 from fairseq_admin import cli
 from recipes import processes
-from recipes.steps import guard, records
+from recipes.steps import guard
 from recipes.steps.common import write_lines
 
 
 def python(code: str, *arguments: object, stderr: int = subprocess.PIPE) -> subprocess.Popen:
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True)
-
-
-HOLDER = """
-import sys, time
-from recipes.steps.guard import *
-with locked(Path(sys.argv[1])): print('in', flush=True); time.sleep(float(sys.argv[2]))
-"""
 
 
 # A recipe whose step ignores signals.
@@ -210,38 +203,3 @@ def test_what_is_half_written_goes_and_no_file_of_the_users(tmp_path):
         write_lines(tmp_path / name, [])
     guard.clear(tmp_path)
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == set(mine)
-
-
-# -- settings --------------------------------------------------------------------------------------------------------
-
-
-def test_settings_are_held_once_a_model_depends_on_them(tmp_path):
-    """Once a model depends on the settings, changes are refused. Before that, new settings replace the old."""
-    path = tmp_path / "run/settings.json"
-    records.check_unchanged(path, {"width": "64"})
-    written = path.stat().st_mtime_ns
-    records.check_unchanged(path, {"width": "64.0"})
-    assert path.stat().st_mtime_ns == written
-    records.check_unchanged(path, {"width": "128"})
-    assert records.read(path) == {"width": "128"}
-    write_lines(tmp_path / "run/checkpoints/checkpoint_1_50.pt", [])
-    records.check_unchanged(path, {"width": "128"})
-    message = f"run was made with other settings .width 128 -> 64., and {tmp_path}/run holds a model of them. "
-    with pytest.raises(ValueError, match=message + f".*remove {tmp_path}/run to begin again"):
-        records.check_unchanged(path, {"width": "64"})
-    with pytest.raises(ValueError, match="depth unset -> 2"):
-        records.check_unchanged(path, {"width": "128", "depth": "2"})
-
-
-def test_settings_are_held_while_another_works_with_them(tmp_path):
-    text = tmp_path / "data"
-    with guard.exclusive_folder(text):
-        records.refuse(text, ["width 1 -> 2"], tmp_path)
-        other = python(HOLDER, tmp_path / "run/.guard", 600)
-        assert other.stdout.readline() == "in\n"
-        message = rf"data was made with other settings \(width 1 -> 2\); {tmp_path}/run: process {other.pid} on "
-        with pytest.raises(ValueError, match=message):
-            records.refuse(text, ["width 1 -> 2"], tmp_path)
-        other.kill()
-        other.wait()
-        records.refuse(text, ["width 1 -> 2"], tmp_path)

@@ -19,12 +19,20 @@ import pytest
 import torch
 from conftest import ROOT, make_environment
 
-SMALL = (
-    "PAIRS=1000 MERGES=100 LAYERS=1 WIDTH=8 FFN=8 HEADS=1 MAX_TOKENS=2048 LOG_EVERY=5 AVERAGE=2 WARMUP=5 EPOCHS=3 "
-    "SAVE_EVERY=20 BEAM=1 GENERATE_ARGS=--max-len-b=9"
-).split()
+from recipes import recipe
+
+SIZES = " ".join(
+    f"--{stack}-{size} {value}"
+    for stack in ("encoder", "decoder")
+    for size, value in (("embed-dim", 8), ("ffn-embed-dim", 8), ("attention-heads", 1))
+)
+SMALL = [
+    *("LAYERS=1", "PREPARE_ARGS=--pairs 1000 --merges 100", "AVERAGE_ARGS=--last 2"),
+    f"ARGS={SIZES} --max-tokens 2048 --update-freq 1 --log-interval 5 --warmup-updates 5 --max-epoch 3 "
+    "--save-interval-updates 20",
+    "GENERATE_ARGS=--beam 1 --max-len-b 9",
+]
 """An epoch has 18 updates. The second and the third are also validated and saved in the middle."""
-RUN = "demo/admin-constant-cpu-s1"
 NEVER = "(?!)"
 
 # Every Python process of a recipe imports this module. It counts the lines logged and what happens to files below RUNS.
@@ -75,7 +83,8 @@ class Demo:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.runs, self.site = folder, folder / "my $runs", folder / "site"
-        self.run, self.words = self.runs / RUN, [f"RUNS={self.runs}", *SMALL]
+        self.words = [f"RUNS={self.runs}", *SMALL]
+        self.run = recipe.read("demo", dict(word.split("=", 1) for word in self.words)).run
         self.site.mkdir()
         (self.site / "sitecustomize.py").write_text(SITE)
 
@@ -263,10 +272,14 @@ def test_a_recipe_goes_on_from_wherever_it_was_stopped(demo, scored):
 @pytest.mark.slow
 def test_a_training_that_fails_says_why_in_its_last_line(demo):
     demo.begin("text")
-    demo.words.append("TRAIN_ARGS=--max-source-positions 1")
+    demo.words.append("SEED=2")
+    (place,) = (place for place, word in enumerate(demo.words) if word.startswith("ARGS="))
+    demo.words[place] += " --max-source-positions 1"
+    run = recipe.read("demo", dict(word.split("=", 1) for word in demo.words)).run
     status, printed = demo.start("demo-train")
+    demo.words[place] = demo.words[place].removesuffix(" --max-source-positions 1")
     del demo.words[-1]
-    reason, log = "Exception: The dataset is empty. This could indicate", f"Its whole output: {demo.run}/train.log.\n"
+    reason, log = "Exception: The dataset is empty. This could indicate", f"Its whole output: {run}/train.log.\n"
     assert status == 2 and reason in printed.splitlines()[-1] and printed.endswith(log)
 
 
@@ -274,11 +287,11 @@ def nodes(demo: Demo) -> list[subprocess.Popen]:
     """Start a training over two nodes, both here."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        words = [*demo.words, "NODES=2", f"MASTER=127.0.0.1:{free.getsockname()[1]}"]
+        words = [*demo.words, f"MASTER=127.0.0.1:{free.getsockname()[1]}"]
     command = [sys.executable, "-m", "recipes", "demo-train", *words]
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     return [
-        subprocess.Popen([*command, f"NODE_RANK={rank}"], cwd=ROOT, env=make_environment(), **silent) for rank in (0, 1)
+        subprocess.Popen([*command, f"NODES={rank}/2"], cwd=ROOT, env=make_environment(), **silent) for rank in (0, 1)
     ]
 
 
@@ -308,6 +321,6 @@ def test_the_commands_of_a_summary_work_when_pasted(demo, scored):
         shell = ["bash", "-c", command]
         return subprocess.run(shell, cwd=ROOT, env=make_environment(), stdout=subprocess.PIPE, text=True).stdout
 
-    *_, make, translate = (demo.run / "summary.txt").read_text(encoding="utf-8").splitlines()
+    *_, make, translate = next(demo.run.glob("at-*/summary.txt")).read_text(encoding="utf-8").splitlines()
     assert paste(translate).count("\n") == 1
-    assert f"{demo.runs}/demo/pre-ln-cpu-s1/report.html" in paste(f"{make} -n -f {shlex.quote(str(makefile))}")
+    assert "pre-ln" in paste(f"{make} -n -f {shlex.quote(str(makefile))}")

@@ -18,9 +18,9 @@ from test_guard import python
 from recipes import slurm
 from recipes.processes import INTERRUPTED, SCRIPT, Job, Needs, run_jobs
 from recipes.recipe import read
-from recipes.settings import Demo
+from recipes.settings import Settings
 from recipes.steps.results import read as read_results
-from recipes.translation import Translation
+from recipes.training import Run
 
 
 def job(folder: Path, name: str, program: str) -> Job:
@@ -115,22 +115,23 @@ def test_the_plan_of_a_training_over_two_nodes(tmp_path):
     """The text is prepared on one node, training uses all GPUs of two nodes, and later steps use one GPU."""
     done = front("wmt14-enfr-60l", "-n", "WHERE=slurm", "NODES=2", "GPUS=8", f"RUNS={tmp_path}")
     assert done.stdout.splitlines()[:3] == [
-        "job  wmt14-enfr-60l-prepare: nodes x GPUs: 1 x 0, hours: 48",
-        "job  wmt14-enfr-60l-train: nodes x GPUs: 2 x 8, hours: 48",
-        "job  wmt14-enfr-60l: nodes x GPUs: 1 x 1, hours: 48",
+        "# job wmt14-enfr-60l-prepare: nodes x GPUs: 1 x 0, hours: 48",
+        "# job wmt14-enfr-60l-train: nodes x GPUs: 2 x 8, hours: 48",
+        "# job wmt14-enfr-60l: nodes x GPUs: 1 x 1, hours: 48",
     ]
-    assert "train: 50 epochs, each of 2 x 8 x 16 batches of up to 5000 tokens" in done.stdout
+    words = " ".join(done.stdout.replace("\\\n", " ").split())
+    assert "--max-tokens 5000 --update-freq 16 " in words and "--distributed-world-size 16 " in words
     assert not list(tmp_path.iterdir())
 
 
 def test_jobs_have_the_cores_and_the_preset_of_the_command_that_submitted_them(tmp_path, nvidia_smi):
     """Only the text has workers. A preset by default is that of the machine that submits, not of a node."""
-    paper = Translation(read("wmt14-ende-18l", {"RUNS": str(tmp_path), "WHERE": "slurm", "GPUS": "8"}))
-    threads = Translation(read("demo", {"RUNS": str(tmp_path), "WHERE": "slurm", "OMP_NUM_THREADS": "2"}))
+    paper = Run(read("wmt14-ende-18l", {"RUNS": str(tmp_path), "WHERE": "slurm", "GPUS": "8"}))
     cores = [slurm.sbatch_options(job.needs, slurm.Slurm())["cpus-per-task"] for job in paper.jobs("all")]
-    assert cores == [16, 24, 3] and [job.needs.cpus for job in threads.jobs("all")] == [1, 2, 2]
+    assert cores == [16, 24, 3]
     nvidia_smi(16384)
-    assert "PRESET=gpu" in read("own", {"WHERE": "slurm", "DATA": "docs", "PAIR": "de-en"}).words
+    (text, *_) = Run(read("multi30k", {"WHERE": "slurm", "RUNS": str(tmp_path)})).jobs("all")
+    assert "PRESET=gpu" in text.command
 
 
 # -- submitting, with fake Slurm commands ----------------------------------------------------------------------------
@@ -143,6 +144,7 @@ def commands(tmp_path, monkeypatch):
     folder = tmp_path / "commands"
     folder.mkdir()
     (folder / "queue").touch()
+    (folder / "all").touch()
     count = f"$(wc -l < {folder}/sbatch.log)"
     squeue = f'[[ "$@" == *--states=all* ]] && cat {folder}/all || cat {folder}/queue'
     programs = {"squeue": squeue, "sbatch": f"echo {count}", "scontrol": "echo n1", "srun": '"${@:2}"'}
@@ -190,7 +192,7 @@ def test_each_job_begins_after_the_one_before_and_only_those_that_are_over_are_s
     jobs = [job(tmp_path, name, "") for name in ("text", "training")]
     text, training = (one.script for one in jobs)
     monkeypatch.chdir(tmp_path)  # which has no slurm.yaml
-    work = SimpleNamespace(settings=Demo(), on_cpu=True, jobs=lambda goal: jobs)
+    work = SimpleNamespace(settings=Settings(WHERE="slurm"), on_cpu=True, jobs=lambda goal: jobs)
     with pytest.raises(SystemExit):
         slurm.make(work, "all")
     first, after = f"--parsable {text}", f"--parsable --dependency=afterok:1 --kill-on-invalid-dep=yes {training}"
@@ -205,34 +207,21 @@ def test_each_job_begins_after_the_one_before_and_only_those_that_are_over_are_s
     assert "job 1: text, in the queue already, running" in capsys.readouterr().out
 
 
-def test_watching_ends_with_the_reason_of_the_program_and_what_it_cancelled(tmp_path, commands, capsys, monkeypatch):
+def test_how_a_job_ended_is_said_when_it_is_submitted_again(tmp_path, commands, capsys, monkeypatch):
     """Slurm's own lines follow the program's. A job that never began has no line of its own, but that of its log."""
-    jobs = [job(tmp_path, name, "") for name in ("text", "training", "rest")]
+    jobs = [job(tmp_path, name, "") for name in ("training", "rest")]
     for one in jobs:
         one.folder.mkdir()
         one.log.write_text("Its own line.\nsrun: error: n1: task 0: Exited with exit code 2\nsrun: launch/slurm: x\n")
-    rows = ["1|COMPLETED|None|(null)", "2|FAILED|NonZeroExitCode|(null)"]
-    rows += ["3|CANCELLED|DependencyNeverSatisfied|afterok:2(failed)"]
+    rows = ["2|FAILED|NonZeroExitCode|(null)", "3|CANCELLED|DependencyNeverSatisfied|afterok:2(failed)"]
     (commands / "all").write_text("".join(f"{row}|{one.script}\n" for row, one in zip(rows, jobs)))
     monkeypatch.chdir(tmp_path)
-    settings = Demo(WATCH=True)
-    work = SimpleNamespace(settings=settings, on_cpu=True, jobs=lambda goal: jobs, is_done=lambda goal: False)
-    with pytest.raises(ValueError, match="Not complete. All output: "):
-        slurm.make(work, "all")
-    assert capsys.readouterr().out.splitlines()[-3:] == [
-        "text: Its own line.",
-        "training: job 2 failed (NonZeroExitCode): Its own line.",
-        "rest: cancelled, since job 2 failed",
-    ]
-    for name in ("done", "failed"):
-        (tmp_path / "rest" / name).mkdir()
-        shutil.copy(jobs[0].log, tmp_path / "rest" / name)
-    (tmp_path / "rest/done/result.csv").touch()
-    with pytest.raises(ValueError, match="Not complete. "):
-        slurm.make(work, "all")
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"{tmp_path}/rest/failed/job.log: Its own line.", "the runs of a grid, but those that are done"
-    out_of_memory = slurm.Entry("2", "OUT_OF_MEMORY", "OutOfMemory", "(null)").end(jobs[1])
+    with pytest.raises(SystemExit):
+        slurm.make(SimpleNamespace(settings=Settings(WHERE="slurm"), on_cpu=True, jobs=lambda goal: jobs), "all")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "training: job 2 failed (NonZeroExitCode): Its own line."
+    assert lines[2] == "rest: cancelled, since job 2 failed" and lines[3].startswith("job 2: rest, ")
+    out_of_memory = slurm.Entry("2", "OUT_OF_MEMORY", "OutOfMemory", "(null)").end(jobs[0])
     assert out_of_memory == "job 2 out of memory (OutOfMemory): Its own line."
 
 
@@ -242,13 +231,6 @@ def test_a_job_that_slurm_never_begins_is_said_with_what_to_change(tmp_path, com
     assert text.startswith("1 pending (PartitionTimeLimit). Slurm never begins job 7, since its partition or account")
     assert "give other hours:, partition: or account: in slurm.yaml" in text and "scancel 7" in text
     assert slurm.states([Path("other.sh")]) == "1 pending (x)" and not slurm.states([Path("third.sh")])
-
-
-def test_a_text_that_an_earlier_version_made_for_a_model_needs_no_job(tmp_path, monkeypatch):
-    """If a model depends on a text of an earlier version, no job prepares it again: jobs plan as the recipe does."""
-    pipeline = Translation(read("demo", {"RUNS": str(tmp_path), "WHERE": "slurm"}))
-    monkeypatch.setattr(pipeline, "chain", lambda: SimpleNamespace(plan=lambda goals: []))
-    assert not pipeline.jobs("prepare")
 
 
 def test_runs_of_a_grid_are_an_array_and_the_grids_job_comes_again_after_them(tmp_path, commands, monkeypatch):
@@ -288,7 +270,7 @@ def cluster(tmp_path):
         pytest.skip("needs Slurm: sinfo finds no cluster (tests/slurm/up.sh DIR up starts one)")
     path = tmp_path / "slurm.yaml"
     path.write_text("memory: 1.5\nhours: 0.2\ncpus: 1\n")
-    yield ["WHERE=slurm", f"SLURM={path}", f"RUNS={tmp_path}/runs"]
+    yield [f"WHERE={path}", f"RUNS={tmp_path}/runs"]
     left = [number for script, rows in slurm.queued().items() if tmp_path in script.parents for number, *_ in rows]
     subprocess.run(["scancel", *left]) if left else None
 
@@ -305,18 +287,19 @@ def test_a_recipe_trains_over_two_nodes_and_is_preempted(tmp_path, cluster):
 
     When asked to stop, it writes a checkpoint on its first node, is requeued, and resumes from it.
     """
-    words = ["demo", "PAIRS=1500", "LAYERS=1", "UPDATES=60", "SAVE_EVERY=20", "LOG_EVERY=1", "AVERAGE=2", "ANALYSES="]
-    words += ["INIT=reference"]  # profiled once
+    words = ["demo", "PREPARE_ARGS=--pairs 1500", "LAYERS=1", "UPDATES=60", "AVERAGE_ARGS=--last 2"]
+    words += ["ARGS=--save-interval-updates 20 --log-interval 1", "INIT=reference"]  # profiled once
     assert front(*words, "NODES=2", *cluster).stdout.count("job ") == 3
-    run = tmp_path / "runs/demo/admin-cpu-s1"
+    given = dict(word.split("=", 1) for word in [*words[1:], cluster[-1]])
+    run = read("demo", given).run
     script = run / "slurm/demo-train.sh"
     log = run / "train.log"
     wait_for(lambda: log.exists() and '"num_updates": "22"' in log.read_text(), 300)
-    subprocess.run(["scancel", "--signal", "TERM", slurm.queued()[script][0][0]], check=True)
+    subprocess.run(["scancel", "--signal", "TERM", slurm.queued()[script][0].number], check=True)
     wait_for(lambda: list(run.glob("checkpoints/checkpoint_stopped_*")), 60)
     wait_for(lambda: not any(tmp_path in path.parents for path in slurm.queued()), 600)
     text = log.read_text()
-    assert (run / "report.html").exists(), last_of(tmp_path)
+    assert list(run.glob("at-*/report.html")), last_of(tmp_path)
     assert text.count("Admin: profiled") == 1 and "Loaded checkpoint" in text and "checkpoint_stopped_" in text
     assert "'distributed_world_size': 2" in text and (run / "train-node1.log").exists()
     assert not list(run.glob("checkpoints/checkpoint_stopped_*"))
@@ -327,13 +310,13 @@ def test_a_recipe_trains_over_two_nodes_and_is_preempted(tmp_path, cluster):
 @pytest.mark.slurm
 @pytest.mark.nightly
 def test_a_job_that_fails_and_a_job_that_never_begins_say_why(tmp_path, cluster):
-    words = ["demo", "PAIRS=500", "MERGES=200", "LAYERS=1", "UPDATES=20", "SAVE_EVERY=10", "AVERAGE=1", *cluster]
-    assert front("demo-prepare", *words[1:], "WATCH=1").returncode == 0
-    failed = front(*words, "WATCH=1", "TRAIN_ARGS=--max-source-positions 1")
-    train, rest = failed.stdout.splitlines()[-2:]
-    assert failed.returncode == 2 and "failed (NonZeroExitCode): recipes.steps.train ended with status" in train
+    words = ["demo", "PREPARE_ARGS=--pairs 500 --merges 200", "LAYERS=1", "UPDATES=20", *cluster]
+    assert front("demo-prepare", *words[1:-2], words[-1]).returncode == 0
+    front(*words, "ARGS=--max-source-positions 1")
+    wait_for(lambda: not any(tmp_path in path.parents for path in slurm.queued()), 600)
+    train, _, rest, *_ = front(*words, "ARGS=--max-source-positions 1").stdout.splitlines()
+    assert "failed (NonZeroExitCode): recipes.steps.train ended with status" in train
     assert "The dataset is empty" in train and rest.startswith("demo: cancelled, since job ")
-    assert "stopped before its first checkpoint: recipes.steps.train" in front("status", cluster[-1]).stdout
     limit = ["scontrol", "update", "PartitionName=all"]
     subprocess.run([*limit, "MaxTime=5"], check=True)
     try:
@@ -346,7 +329,7 @@ def test_a_job_that_fails_and_a_job_that_never_begins_say_why(tmp_path, cluster)
 @pytest.mark.nightly
 def test_a_grid_goes_on_by_itself(tmp_path, cluster):
     """A grid of four runs, two at a time, continues after the command that submitted it has ended."""
-    words = ["sensitivity", "SCHEMES=admin post-ln", "LRS=0.001 0.002", "BETA2S=0.98", "UPDATES=20", "SAVE_EVERY=10"]
+    words = ["sensitivity", "SCHEMES=admin post-ln", "LRS=0.001 0.002", "BETA2S=0.98", "UPDATES=20"]
     assert front(*words, "JOBS=2", "PAIRS=1500", "LAYERS=1", *cluster).stdout.count("job ") == 1
     wait_for(lambda: not any(tmp_path in path.parents for path in slurm.queued()), 900)
     assert len(list((tmp_path / "runs").rglob("result.csv"))) == 4, last_of(tmp_path)

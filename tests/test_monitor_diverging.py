@@ -14,7 +14,7 @@ from fairseq.logging import metrics
 from torch.nn import functional
 
 from fairseq_admin.radam import RAdam
-from recipes.grid.texts import reversed_pairs
+from recipes.research.texts import reversed_pairs
 
 LR, WARMUP, SENTENCES, WORDS = 5e-3, 200, 22, 30
 SIZES = reference.sizes(12, 12, 64, 128)

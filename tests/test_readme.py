@@ -21,7 +21,12 @@ SMALL = (
     "--encoder-attention-heads 2 --decoder-attention-heads 2 --max-tokens 300 --max-epoch 3 --num-workers 0 "
     "--no-last-checkpoints --disable-validation"
 )
-ASSETS = ("data-bin/dict.a.txt", "data-bin/dict.b.txt", "runs/demo/data/codes", "runs/demo/data/text.json")
+ASSETS = (
+    "data-bin/dict.a.txt",
+    "data-bin/dict.b.txt",
+    "runs/demo/text-1a2b3c4d/codes",
+    "runs/demo/text-1a2b3c4d/text.json",
+)
 
 
 def same_shape(line: str) -> str:
@@ -32,9 +37,9 @@ def same_shape(line: str) -> str:
 @pytest.fixture
 def checkout(corpus: Path, tmp_path: Path) -> Path:
     """A folder that looks like a checkout to the README's commands: environment, plugin, data and the demo's run."""
-    data = tmp_path / "runs" / "demo" / "data"
-    run = tmp_path / "runs" / "demo" / "admin-constant-cpu-s1"
-    for folder in (data, run / "model", tmp_path / "checkpoints" / "admin-18l"):
+    data = tmp_path / "runs" / "demo" / "text-1a2b3c4d"
+    run = tmp_path / "runs" / "demo" / "admin-s1"
+    for folder in (data, run / "at-700" / "model", tmp_path / "checkpoints" / "admin-18l"):
         folder.mkdir(parents=True)
     (tmp_path / ".venv").symlink_to(sys.prefix)
     (tmp_path / "fairseq_admin").symlink_to(ROOT / "fairseq_admin")
@@ -80,7 +85,7 @@ def test_readme_runs(checkout: Path) -> None:
     assert same_shape(fold) == same_shape(wanted[1][1])
     assert translation
 
-    model = checkout / "runs" / "demo" / "admin-constant-cpu-s1" / "model"
+    model = checkout / "runs" / "demo" / "admin-s1" / "at-700" / "model"
     for file in ("model.pt", *ASSETS):
         (model / Path(file).name).symlink_to((checkout / file).resolve())
     (recipe,) = (block for block in blocks(text) if block.startswith("make demo"))

@@ -142,10 +142,10 @@ def test_with_several_workers_the_tokens_are_those_of_each_line(many, tmp_path, 
     ("german", "english", "clean", "message"),
     [
         (b"eins\nzwei\n", b"one\n", "", "x.de has 2 lines, .*x.en has 1 lines; expected the same"),
-        (b"\n\n", b"\n\n", "--drop-empty", "no pair is left of 2: 2 with an empty side"),
+        (b"\n\n", b"\n\n", "drop-empty", "no pair is left of 2: 2 with an empty side"),
         (b"eins\n" * 9 + b"f\xfcnf\n", b"one\n" * 10, "", r"x.de: line 10 is not UTF-8 \(byte 0xfc at column 2\)"),
-        (b"a\n", b"a\n", "--ratio 2", "CLEAN_BPE= is --ratio 2; expected --drop-empty, or --lengths MIN MAX"),
-        (b"a\n", b"a\n", "--lengths 3 2", "is --lengths 3 2; expected"),
+        (b"a\n", b"a\n", "ratio 2", "--clean-bpe is ratio 2; expected drop-empty, or lengths MIN MAX"),
+        (b"a\n", b"a\n", "lengths 3 2", "is lengths 3 2; expected"),
     ],
 )
 def test_bad_text_is_refused_and_nothing_written(tmp_path, monkeypatch, german, english, clean, message):
@@ -186,14 +186,14 @@ def test_removed_characters_are_counted_and_said(tmp_path, caplog):
     ],
 )
 def test_pairs_are_kept_as_moses_keeps_them(source, target, reason):
-    assert cleaning.rule("--lengths 2 4 --ratio 1.5".split())(source, target) == reason
+    assert cleaning.rule("lengths 2 4 ratio 1.5".split())(source, target) == reason
 
 
 def test_cleaning_happens_to_tokens_and_is_counted(tmp_path, caplog):
     caplog.set_level("INFO")
     pair(tmp_path / "x", ["a, b", "", "viel zu lang fuer das", "eins zwei", "drei vier"], ["A b", "b", "c", "d e", "f"])
     Text("de", "en", lowercase=True, escape=True, perl=True).write(tmp_path / "text.json")
-    clean = "--lengths 1 4 --ratio 1.5".split()
+    clean = "lengths 1 4 ratio 1.5".split()
     pairs.tokenise(tmp_path / "text.json", tmp_path / "x", tmp_path / "out/x", clean)
     assert read_lines(tmp_path / "out/x.de") == ["a , b", "eins zwei"]
     assert read_lines(tmp_path / "out/x.en") == ["a b", "d e"]
@@ -248,7 +248,7 @@ def test_a_line_too_long_for_the_model_is_found_at_once(codes, tmp_path, caplog,
     # numbers of the later lines still count it.
     bpe.apply(*arguments)
     write_lines(tmp_path / "test.en", ["", *lines[1:4], "b"])
-    both, clean = [tmp_path / "test.de", tmp_path / "test.en"], "--lengths 1 2000 --ratio 9".split()
+    both, clean = [tmp_path / "test.de", tmp_path / "test.en"], "lengths 1 2000 ratio 9".split()
     assert message in refused(bpe.apply, codes, both, tmp_path / "bpe", clean, "refuse")
 
 

@@ -21,7 +21,7 @@ from fairseq_admin.errors import AdminError
 from recipes import recipe
 from recipes.steps import guard, train
 from recipes.steps.checkpoints import newest, reached
-from recipes.translation import Translation
+from recipes.training import Run
 
 BF16 = ["--bf16", "--fp16-no-flatten-grads", "--max-update", "3"]
 
@@ -136,7 +136,7 @@ BY_UPDATES += ["--save-interval", "1000000", "--validate-interval", "1000000", "
 
 def own_batches() -> list[str]:
     """The option with which a recipe's training draws new batches in every epoch, also after a resume."""
-    words = Translation(recipe.read("demo", {})).optimisation()
+    words = Run(recipe.read("demo", {})).train_words()
     place = words.index("--update-epoch-batch-itr")
     return words[place : place + 2]
 

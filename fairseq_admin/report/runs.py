@@ -159,7 +159,7 @@ def read_run(folder: Path, name: str) -> Run:
     )
     if checkpoint:
         _describe(run, Checkpoint.read(checkpoint))
-    settings = _json(folder / "settings.json")
+    settings = _json(folder / "settings.json") | _json(folder / "recipe.json")  # up to 0.3.0, and today
     run.options |= {key: value for key, value in settings.items() if key[:2] != "--" and isinstance(value, str)}
     return run
 

@@ -11,7 +11,6 @@ import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from recipes.steps.common import write_lines
 
@@ -56,13 +55,12 @@ def modules(library: Path) -> Iterator[tuple[str, bytes]]:
             yield name, path.read_bytes()
 
 
-def describe(library: Path) -> dict[str, Any]:
-    """Describe the library as `steps.records.describe` describes a file."""
-    state, size = hashlib.sha256(), 0
+def digest(library: Path) -> str:
+    """The SHA-256 of the library's modules."""
+    state = hashlib.sha256()
     for name, source in modules(library):
         state.update(f"{name} {len(source)}\n".encode() + source)
-        size += len(source)
-    return {"path": str(library.absolute()), "bytes": size, "sha256": state.hexdigest()}
+    return state.hexdigest()
 
 
 def documentation(tree: ast.Module, name: str) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ names the commit at which it was made.
 from __future__ import annotations
 
 from recipes.research.omega_screen import DOCS, Row, load
-from recipes.research.rows import grouped
+from recipes.steps.results import grouped
 
 METHODS = ["stock", "reference", "log", "constant", "pre-ln"]
 LEARNS = 0.9  # of the plateau's loss, at most

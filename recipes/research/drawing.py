@@ -20,8 +20,9 @@ from fairseq_admin.analysis.figure import ALWAYS, COLOURS, few_colours, plain_lo
 from recipes.research.intervals import FEWEST, LEVEL
 from recipes.research.outcome import EXPLODED, LAST, PLATEAU, last, loss
 from recipes.research.ranking import Measure, accuracy, by_level, learning, rankings, table
-from recipes.research.rows import TITLES, Row, depths_of, grouped, sizes, titled, values, write_runs, write_table
+from recipes.research.rows import TITLES, Row, depths_of, sizes, titled, values
 from recipes.steps.common import replacing
+from recipes.steps.results import grouped, write_runs, write_table
 
 BITS = "bits per token, validation"
 Panels = dict[str, dict[str, list[Row]]]

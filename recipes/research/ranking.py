@@ -38,7 +38,8 @@ from statistics import fmean
 
 from recipes.research.intervals import FEWEST, NOT_SHOWN, Interval, contrast, in_words, judged, with_interval
 from recipes.research.outcome import last, loss, still_falling
-from recipes.research.rows import TITLES, Row, grouped
+from recipes.research.rows import TITLES, Row
+from recipes.steps.results import grouped
 
 BASE = "admin"
 DEEPER_BASES = ("dt-fixup", "admin", "post-ln")

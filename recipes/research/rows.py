@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
 from fairseq_admin.method.schemes import SCHEMES
-from recipes.steps.common import read_lines, write_lines
-from recipes.steps.results import from_cell, write_runs
+from recipes.steps.common import read_lines
+from recipes.steps.results import from_cell
 
 Row = dict[str, Any]
 """A run's axes, as texts, then its outcome. `valid` is the loss on validation, in bits per token, by update. In make
@@ -46,14 +44,6 @@ def read_results(paths: Iterable[Path]) -> list[Row]:
     return rows
 
 
-def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[str, ...], list[Row]]:
-    """The rows grouped by some of their entries, in order of appearance."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[name] for name in names), []).append(row)
-    return groups
-
-
 def values(rows: Iterable[Row], name: str, order: Callable[[str], Any] = str) -> list[str]:
     """The different values of an entry, sorted."""
     return sorted({row[name] for row in rows}, key=order)
@@ -73,10 +63,3 @@ def sizes(depth: str) -> str:
 def titled(rows: Iterable[Row]) -> list[Row]:
     """The rows, with titles of schemes instead of names."""
     return [{**row, "scheme": TITLES.get(row["scheme"], row["scheme"])} for row in rows]
-
-
-def write_table(path: Path, rows: Sequence[Row], notes: Iterable[str]) -> None:
-    """Write PATH.csv, and PATH.md with notes below the table."""
-    write_runs(path.with_suffix(".csv"), rows)
-    lines = tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True).splitlines()
-    write_lines(path.with_suffix(".md"), [*lines, "", *notes])

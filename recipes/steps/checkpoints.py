@@ -71,9 +71,10 @@ def reached(checkpoint: Path | None) -> int:
 def furthest(folder: Path, unit: str) -> int:
     """Number of updates or epochs that a run was trained for, by the names of its files."""
     ended, saved = {
-        "updates": (r"trained-(\d+)", r"checkpoint_(?:stopped_)?\d+_(\d+)\.pt"),
-        "epochs": (r"trained-(\d+)-epochs", NUMBERED.pattern),
+        "updates": (r"at-(\d+)(?!-epochs)(-.*)?", r"checkpoint_(?:stopped_)?\d+_(\d+)\.pt"),
+        "epochs": (r"at-(\d+)-epochs.*", NUMBERED.pattern),
     }[unit]
-    names = [path.name for path in (*folder.glob("trained-*"), *folder.glob("checkpoints/*.pt"))]
+    marks = (path.parent for path in folder.glob("at-*/train.log"))
+    names = [path.name for path in (*marks, *folder.glob("checkpoints/*.pt"))]
     matches = [match for name in names if (match := re.fullmatch(ended, name) or re.fullmatch(saved, name))]
     return max((int(match[1]) for match in matches), default=0)

@@ -51,16 +51,16 @@ def by_length(shortest: int, longest: int, ratio: float) -> Rule:
 
 
 def rule(words: Sequence[str]) -> Rule:
-    """The rule of CLEAN= or CLEAN_BPE=: --drop-empty, or --lengths MIN MAX and --ratio R, or nothing.
+    """The rule of --clean or --clean-bpe: drop-empty, or lengths MIN MAX and ratio R, or nothing.
 
     Raises:
         ValueError: the words are not such a rule, or MIN is above MAX.
     """
     option = " ".join(words)
-    match = re.fullmatch(r"|--drop-empty|--lengths ([1-9]\d*) (\d+)(?: --ratio ([1-9]\d*(?:\.\d+)?))?", option)
+    match = re.fullmatch(r"|drop-empty|lengths ([1-9]\d*) (\d+)(?: ratio ([1-9]\d*(?:\.\d+)?))?", option)
     if not match or (match[1] and int(match[1]) > int(match[2])):
         raise ValueError(
-            f"CLEAN= or CLEAN_BPE= is {option}; expected --drop-empty, or --lengths MIN MAX and --ratio R, from 1."
+            f"--clean or --clean-bpe is {option}; expected drop-empty, or lengths MIN MAX and ratio R, from 1."
         )
     if match[1]:
         return by_length(int(match[1]), int(match[2]), float(match[3] or 9))

@@ -20,6 +20,15 @@ INTERRUPTED = 128 + signal.SIGINT
 """Exit status of a process that was asked to stop."""
 
 
+def sync(path: Path) -> None:
+    """Wait until the content of a file is on the disk, so that a loss of power cannot leave its name without it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """A temporary path to write to. It replaces `path` when the block ends without an error."""
@@ -28,6 +37,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     part = path.with_name(f"{path.name}.{platform.node()}.{os.getpid()}.part")
     try:
         yield part
+        sync(part)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

@@ -80,10 +80,8 @@ def progress(
             late.cancel()
         if OUT_OF_MEMORY in line and not warned:
             warned = True
-            advice = (
-                f"stop this, and give MAX_TOKENS={smaller_batch or 'less'}; an update holds as many tokens as before."
-            )
-            yield f"Out of memory: {advice}"
+            advice = f"stop this, and give ARGS='--max-tokens {smaller_batch or 'less'}'"
+            yield f"Out of memory: {advice}; an update holds as many tokens as before."
         record = parse_line(line)
         if record and record.tag == "train_inner":
             now, interval = clock(), record

@@ -11,22 +11,23 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tabulate import tabulate
+
 from fairseq_admin import logs
-from fairseq_admin.method.schemes import SCHEMES
+from recipes.recipe import files
 from recipes.steps.common import read_lines, replacing, write_lines
 from recipes.steps.guard import locked
 
-PAPERS = Path(__file__).parents[1] / "papers.csv"
-KEY = ("recipe", "method", "rule", "preset", "seed")
-"""The columns that identify a run; `rule` is the rule of omega. The other columns are measurements. A score that a
-recipe does not have is empty."""
+KEY = ("recipe", "method", "rule", "preset", "options", "seed")
+"""The columns that identify a run; `rule` is the rule of omega, `options` what the user changed. The other columns are
+measurements. A score that a recipe does not have is empty."""
 COLUMNS = (
     *KEY,
     *("params", "epochs", "updates", "tokens"),
     *("score", "signature", "chrf", "chrf_signature"),
     *("tokenised", "tokenised_signature", "compound", "compound_signature"),
     "perplexity",
-    *("average", "beam", "lenpen", "generate_args"),
+    *("average", "generate"),
     *("hours", "hardware", "commit"),
     "valid",
 )
@@ -51,10 +52,6 @@ def read_log(path: str | Path, unfinished: bool = False) -> logs.Log:
     return log
 
 
-LATER = {"rule", "chrf", "chrf_signature"}
-"""Columns that tables of earlier versions lack."""
-
-
 def as_cell(losses: dict[int, float]) -> str:
     """A curve of bits by update as one cell of a table, such as `100:5.752 250:2.003`."""
     return " ".join(f"{update}:{bits:.4g}" for update, bits in sorted(losses.items()))
@@ -70,24 +67,18 @@ def from_cell(text: str) -> dict[int, float]:
     return {int(update): float(bits) for update, bits in points}
 
 
-def with_rule(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with a rule. Rows of version 0.1 have none: the rule was always `reference`."""
-    scheme = SCHEMES.get(row["method"])
-    return row if "rule" in row else {**row, "rule": "reference" if scheme and scheme.omega else ""}
-
-
 def read(table: Path) -> list[dict[str, str]]:
-    """The rows of results.csv; empty without the file. A column that the table lacks is empty.
+    """The rows of results.csv; empty without the file. Earlier versions had other columns, which stay.
 
     Raises:
-        ValueError: the table has other columns.
+        ValueError: it is another table.
     """
     if not table.exists():
         return []
     lines = csv.DictReader(line.rstrip("\r") for line in read_lines(table))
-    if {*COLUMNS} - {*(names := lines.fieldnames or ())} - LATER or {*names} - {*COLUMNS}:
+    if not {"recipe", "method", "seed"} <= {*(lines.fieldnames or ())}:
         raise ValueError(f"{table}: expected the columns {','.join(COLUMNS)}. Move the file away and run again.")
-    return [{**dict.fromkeys(COLUMNS, ""), **with_rule(row)} for row in lines]
+    return [dict.fromkeys(COLUMNS, "") | row for row in lines]
 
 
 def write_runs(path: Path, rows: Iterable[dict[str, Any]], columns: Sequence[str] = ()) -> None:
@@ -100,6 +91,21 @@ def write_runs(path: Path, rows: Iterable[dict[str, Any]], columns: Sequence[str
         writer.writerows(cells)
 
 
+def grouped(rows: Iterable[dict[str, Any]], *names: str) -> dict[tuple[str, ...], list[dict[str, Any]]]:
+    """The rows grouped by some of their entries, in order of appearance."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups
+
+
+def write_table(path: Path, rows: Sequence[dict[str, Any]], notes: Iterable[str]) -> None:
+    """Write PATH.csv, and PATH.md with notes below the table."""
+    write_runs(path.with_suffix(".csv"), rows)
+    lines = tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True).splitlines()
+    write_lines(path.with_suffix(".md"), [*lines, "", *notes])
+
+
 def keep(table: Path, row: dict[str, object]) -> None:
     """Put a row into results.csv. It replaces an older row of the same run.
 
@@ -108,18 +114,24 @@ def keep(table: Path, row: dict[str, object]) -> None:
     """
     with locked(table.with_name(f".{table.name}.guard")):
         others = [old for old in read(table) if any(old[name] != str(row[name]) for name in KEY)]
-        write_runs(table, [*others, row], COLUMNS)
+        columns = dict.fromkeys([*COLUMNS, *(name for old in others for name in old)])
+        write_runs(table, [*others, row], list(columns))
 
 
 def papers() -> list[dict[str, str]]:
     """The papers' numbers, each {recipe, method, bleu, source}."""
-    with PAPERS.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return [
+        {"recipe": target, "method": method, "bleu": bleu, "source": source}
+        for target, (_, file, size) in files().items()
+        for part in (file, file.sizes[size])
+        for source, numbers in part.paper.items()
+        for method, bleu in numbers.items()
+    ]
 
 
 def is_attempt(row: dict[str, str]) -> bool:
-    """Whether a run is an attempt at a paper's number. A small run, or one by another rule of omega, is not."""
-    return row["preset"] in ("", "paper") and row["rule"] in ("", "reference")
+    """Whether a run is an attempt at a paper's number. A small or changed run, or one by another rule, is not."""
+    return row["preset"] in ("", "paper") and row["rule"] in ("", "reference") and not row["options"]
 
 
 def commit() -> str:

@@ -25,6 +25,9 @@ from recipes.steps.common import read_lines, write_lines
 logger = logging.getLogger(__name__)
 
 HYPOTHESIS = re.compile(r"H-(\d+)\t[^\t]*\t(.*)")
+RESULT = re.compile(r"(?:^|[:| ])Loss \(base 2\): ([0-9.]+), Perplexity: ([0-9.]+|inf)$")
+PERPLEXITY = "perplexity a word, test set, as fairseq-eval-lm counts words with BPE joined"
+"""The signature of a perplexity."""
 DRAWS = 2 * 10**7
 """Largest number of sentences in all resamples of a test set. A sentence takes up to 72 bytes."""
 UNSPACED = {"zh": "zh", "cmn": "zh", "yue": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
@@ -149,3 +152,17 @@ def translations(run: Path, text: Text, raw: Path, words: Path, units: Path, com
     tokens = [remove_bpe(line) for line in lines]
     write_lines(run / "translations.txt", [text.detokenise(line) for line in tokens])
     return scores(text, tokens, references, read_lines(f"{words}.{text.target}"), compounds)
+
+
+def perplexity(lines: list[str]) -> str:
+    """The perplexity in the output of fairseq-eval-lm.
+
+    Raises:
+        ValueError: the output has no perplexity, or several.
+    """
+    perplexities = [match[2] for line in lines if (match := RESULT.search(line))]
+    if len(perplexities) != 1:
+        raise ValueError(
+            f"found {len(perplexities)} perplexities in fairseq-eval-lm's output; expected one. Remove it, try again."
+        )
+    return perplexities[0]

@@ -22,7 +22,7 @@ from fairseq_admin.method.schemes import SCHEMES
 from fairseq_admin.report import tables
 from fairseq_admin.text.tokens import Text
 from recipes.steps.common import read_lines, write_lines
-from recipes.steps.results import is_attempt, papers, read_log, with_rule
+from recipes.steps.results import is_attempt, papers, read_log
 
 BASELINES = ("admin", "post-ln", "pre-ln")
 PACKAGES = ("fairseq-admin", "fairseq", "fairseq-fixed", "torch", "sacrebleu")
@@ -38,7 +38,7 @@ class Run:
 
 
 def read_score(folder: Path) -> dict[str, str]:
-    return with_rule(json.loads((folder / "score.json").read_text(encoding="utf-8")))
+    return json.loads((folder / "score.json").read_text(encoding="utf-8"))
 
 
 def read_runs(folders: list[Path]) -> list[Run]:
@@ -114,8 +114,9 @@ def paired(runs: list[Run], reference: str, rules: Path) -> tuple[list[list[str]
 
 
 def write(
-    run: Path, others: list[Path], command: str, raw: Path | None = None, pair: str = "", rules: Path | None = None
-) -> None:
+    run: Path, others: list[Path], command: str, raw: Path | None = None, pair: str = "", rules: Path | None = None,
+    model: Path | None = None,
+) -> None:  # fmt: skip
     """Write RUN/run.json and RUN/summary.txt.
 
     Args:
@@ -124,6 +125,7 @@ def write(
         raw: of a translation: prefix of the raw test set, RAW.de and RAW.en.
         pair: of a translation: source and target language, as in de-en.
         rules: of a translation: text.json. With it, the scores of several runs are compared.
+        model: of a translation: the model.
     """
     sentences = samples(raw, pair, [run]) if raw else []
     write_lines(run / "run.json", [json.dumps(about(run, command, sentences), indent=2, ensure_ascii=False)])
@@ -150,7 +152,7 @@ def write(
         for lines in samples(raw, pair, [it.folder for it in runs]):
             text += [f"{name:>{indent}}  {line}" for name, line in zip(labels, lines)] + [""]
         example, program = read_lines(f"{raw}.{source}")[0], Path(sys.executable).with_name("fairseq-admin")
-        translate = shlex.join([os.path.relpath(program), "translate", f"{run}/model/model.pt"])
+        translate = shlex.join([os.path.relpath(program), "translate", str(model)])
         following.append(f"echo {shlex.quote(example)} | {translate}")
     files = ("translations.txt", "model", "model.pt", "average.pt", "checkpoints", "train.log")
     text.append(f"In {run}: {' '.join(name for name in files if (run / name).exists())}")

@@ -20,7 +20,7 @@ from torch import nn
 
 import fairseq_admin.pytorch as admin
 from recipes.research.bench.common import interleaved, machine, timed
-from recipes.research.rows import write_runs
+from recipes.steps.results import write_runs
 
 WORDS, SENTENCES, LENGTH = 1000, 4, 128
 

@@ -35,7 +35,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 import fairseq_admin.pytorch as admin
 from fairseq_admin.errors import AdminError
 from fairseq_admin.pytorch.channel_flow import tensors
-from recipes.research.rows import write_runs
+from recipes.steps.results import write_runs
 
 SECONDS, MEMORY = 100, 2**33
 """Seconds of CPU time and bytes of memory that one family may take."""

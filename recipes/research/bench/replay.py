@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from recipes.compare.rows import Row, write_runs
 from tabulate import tabulate
 
 from fairseq_admin.fast import graphs
 from recipes.research.bench.common import machine
 from recipes.research.bench.step import read_lengths, trainer
+from recipes.research.rows import Row
 from recipes.steps.common import run
+from recipes.steps.results import write_runs
 
 
 def tokens_of(samples: list[Any]) -> int:

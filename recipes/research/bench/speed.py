@@ -32,7 +32,8 @@ from fairseq_admin.fast.plain import Fast
 from recipes.research.bench.common import interleaved, machine, timed
 from recipes.research.bench.counting import counts
 from recipes.research.bench.step import batches, trainer
-from recipes.research.rows import Row, write_runs
+from recipes.research.rows import Row
+from recipes.steps.results import write_runs
 
 COMPARED = ("stock", "pre-ln", "plain", "fast")
 """Keys of step.METHODS; the first is what the others are compared with."""

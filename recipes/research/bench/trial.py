@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 
 from recipes.processes import process_group
-from recipes.recipe import collect
 from recipes.research.bench.common import machine
-from recipes.research.rows import write_runs
+from recipes.settings import collect
 from recipes.steps.common import run
+from recipes.steps.results import write_runs
 
 PRECISIONS = {"cuda": ("fp16", "bf16"), "cpu": ("fp32",)}
 DONE = "status 0"

@@ -19,7 +19,8 @@ from typing import Any
 
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.extract import extract
-from recipes.text import SPLITS, binarise
+from recipes.text import SPLITS
+from recipes.training import binarise
 
 SHORTEST, LONGEST = 4, 12
 """Fewest and most words of a generated sentence."""
@@ -134,6 +135,11 @@ def write_pairs(settings: Any, folder: Path) -> None:
     else:
         sentences = generated_pairs(s.PRETRAIN + s.EXAMPLES + 2 * s.HELD_OUT, s.WORDS)
     write_classified(text, sentences, s.PRETRAIN, s.EXAMPLES, s.HELD_OUT)
-    binarise(data, f"{text}/pretrain.", "--only-source", "--nwordssrc", 8000, splits=("train", "valid"))
-    binarise(data / "input0", f"{text}/pairs.", "--only-source", "--srcdict", data / "dict.txt")
-    binarise(data / "label", f"{text}/label.", "--only-source")
+
+    def write(out: Path, prefix: str, *options: object, splits: Sequence[str] = SPLITS) -> None:
+        prefixes = (word for split in splits for word in (f"--{split}pref", text / f"{prefix}.{split}"))
+        binarise(out, "--only-source", *options, *prefixes)
+
+    write(data, "pretrain", "--nwordssrc", 8000, splits=("train", "valid"))
+    write(data / "input0", "pairs", "--srcdict", data / "dict.txt")
+    write(data / "label", "label")

@@ -11,25 +11,21 @@ import math
 import re
 import shutil
 import subprocess
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fairseq_admin.logs import Log
-from recipes.chain import Step
+from recipes.options import Options
 from recipes.processes import Diverged
 from recipes.research.outcome import verdict
-from recipes.research.rows import Row, write_runs
+from recipes.research.rows import Row
 from recipes.steps.checkpoints import furthest, newest
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.guard import locked
-from recipes.steps.results import commit, hardware, read_log
-from recipes.training import Pipeline
-from recipes.translation import Translation
+from recipes.steps.results import commit, hardware, read_log, write_runs
+from recipes.training import Run, Step
 
-GENERATE_ARGS = "--max-len-a 1.2 --max-len-b 10"
 GUESS = 0.5
 """Accuracy of a diverged classifier."""
 
@@ -69,70 +65,71 @@ def accuracy(log: Path, subset: str) -> float:
     return round(float(logged[-1]) / 100, 5)
 
 
-class GridRun(Pipeline, ABC):
-    """A run of a grid."""
+def cost(log: Log) -> Row:
+    return {"params": log.params, "seconds": round(log.hours * 3600)}
 
-    def __init__(self, grid: Any, axes: dict[str, str]) -> None:
+
+class GridRun(Run):
+    """A run of a grid up to some update.
+
+    It is scored by its last checkpoint, unfolded, since a model that stayed on the plateau may not fold.
+    """
+
+    def __init__(self, grid: Any, axes: dict[str, str], updates: int = 0) -> None:
         self.grid, self.axes = grid, axes
-        super().__init__(grid.recipe_of(axes))
+        super().__init__(grid.recipe_of(axes, updates or grid.settings.UPDATES), grid.text_of(axes))
         self.folded, self.result = False, self.folder / "result.csv"
 
-    @abstractmethod
-    def row(self, log: Log, diverged: bool) -> Row:
-        """The outcome of the run."""
+    def run_steps(self) -> list[Step]:
+        return [step for step in super().run_steps() if step.name not in ("average", "model", "summary", "report")]
 
-    def resume_settings(self) -> dict[str, Any]:
-        """The recipe's resume settings, and those of the row: a finished run has no checkpoints for another row."""
-        more = {"updates": str(self.grid.settings.UPDATES), "patience": str(self.grid.patience)}
-        return super().resume_settings() | more
+    def records(self) -> dict[Path, Options]:
+        """One for all that the row depends on: a finished run has no checkpoints for another row."""
+        whole = {"updates": str(self.grid.settings.UPDATES), "patience": str(self.grid.patience)}
+        for options in super().records().values():
+            whole |= options
+        return {self.folder: whole}
 
-    def train_with_patience(self) -> None:
+    def train_with_patience(self) -> GridRun:
         """Train for PATIENCE updates at a time, until one such stretch brings no better validation.
 
         Only the log decides, so a killed and resumed run ends at the same update as any other. fairseq's --patience
         would count anew in each process.
+
+        Returns:
+            The run up to its last update.
         """
-        whole = self.settings.UPDATES
-        patience = min(self.grid.patience, whole)
+        whole, patience = self.length, min(self.grid.patience, self.length)
         for end in [*range(patience, whole, patience), whole]:
-            self.length = end
-            if furthest(self.folder, "updates") <= end:
-                self.make("train")
+            part = type(self)(self.grid, self.axes, end)
+            if furthest(self.folder, "updates") <= end and not part.is_done("train"):
+                part.make("train")
             if not improved(read_log(self.folder / "train.log").valid, patience, end):
-                return
+                break
+        return part
 
     def work(self) -> None:
         """Make the whole run, if it is not done."""
         with locked(self.folder / ".guard-result"):
             if self.result.exists():
                 return
-            diverged = False
+            last, diverged = self, False
             try:
-                self.train_with_patience()
+                last = self.train_with_patience()
             except Diverged:
                 diverged = True
-            row = self.row(read_log(self.folder / "train.log", unfinished=diverged), diverged)
+            row = last.row(read_log(self.folder / "train.log", unfinished=diverged), diverged)
             write_runs(self.result, [{**self.axes, **row, "hardware": hardware(), "commit": commit()}])
             shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
         print(", ".join(f"{name}: {row[name]}" for name in ("verdict", "bleu", "diverged", "test") if name in row))
 
-
-class TranslationRun(GridRun, Translation):
-    """A run that is scored by its last checkpoint, unfolded: a model that stayed on the plateau may not fold."""
-
-    def steps(self) -> Iterator[Step]:
-        return (step for step in super().steps() if step.name not in ("average", "model"))
-
-    def resume_settings(self) -> dict[str, Any]:
-        return super().resume_settings() | {"beam": str(self.settings.BEAM)}
-
-    def keep_scores(self, scores: dict[str, str], **settings: object) -> None:
-        write_lines(self.score, [json.dumps(scores)])
+    def _score(self) -> None:
+        write_lines(self.score, [json.dumps(self.scores())])
 
     def row(self, log: Log, diverged: bool) -> Row:
-        s, scores = self.settings, {}
+        """The outcome of the run."""
+        scores = {}
         if not diverged:
-            self.length = furthest(self.folder, "updates")
             self.final = newest(self.folder / "checkpoints") or self.final
             self.make("score")
             scores = json.loads(self.score.read_text(encoding="utf-8"))
@@ -148,10 +145,6 @@ class TranslationRun(GridRun, Translation):
             "signature": scores.get("signature"),
             **cost(log),
             "valid": log.valid,
-            "rule": s.rule,
+            "rule": self.recipe.rule,
             **({"protocol": last_change(Path(protocol))} if protocol else {}),
         }
-
-
-def cost(log: Log) -> Row:
-    return {"params": log.params, "seconds": round(log.hours * 3600)}
