@@ -79,6 +79,7 @@ WRONG = [
     ("RATES=1e-3 nan", "RATES=1e-3 nan is invalid: expected numbers of 0 or more, as 1e-3, one or more"),
     ("RATES=1 1", "RATES=1 1 is invalid: expected one or more, with spaces between and none twice ("),
     ("PATIENCE=50", "PATIENCE=50 is not a multiple of --save-interval-updates 100"),
+    ("ARGS=--save-interval-updates 90", "UPDATES=1500 is not a multiple of --save-interval-updates 90"),
     ("ARGS=--adam-eps 1e-6 --lr=1e-4", "--lr in ARGS: compare sets it. Leave it out, or give its setting."),
     ("ARGS=--admin-init log", "--admin-init in ARGS: compare sets it."),
     ("PRESET=tpu", "PRESET=tpu is unknown; expected cpu or gpu or multi30k."),
@@ -128,6 +129,11 @@ def test_a_run_of_the_protocol(given, more, tmp_path):
     options = command("compare", tmp_path, **axes | given)
     assert options.items() >= (PROTOCOL | more).items(), options
     assert ("--admin-init" in options) == ("--admin-init" in more)
+
+
+def test_the_interval_of_checkpoints_follows_the_length(tmp_path):
+    options = command("sensitivity", tmp_path, PAIRS="20", UPDATES="20")
+    assert (options["--max-update"], options["--save-interval-updates"]) == ("20", "20")
 
 
 def test_the_runs_of_the_other_grids(tmp_path):

@@ -287,8 +287,8 @@ def test_a_recipe_trains_over_two_nodes_and_is_preempted(tmp_path, cluster):
 
     When asked to stop, it writes a checkpoint on its first node, is requeued, and resumes from it.
     """
-    words = ["demo", "PREPARE_ARGS=--pairs 1500", "LAYERS=1", "UPDATES=60", "AVERAGE_ARGS=--last 2"]
-    words += ["ARGS=--save-interval-updates 20 --log-interval 1", "INIT=reference"]  # profiled once
+    words = ["demo", "PREPARE_ARGS=--pairs 1500", "LAYERS=1", "UPDATES=600", "AVERAGE_ARGS=--last 2"]
+    words += ["ARGS=--save-interval-updates 200 --log-interval 1", "INIT=reference"]  # profiled once
     assert front(*words, "NODES=2", *cluster).stdout.count("job ") == 3
     given = dict(word.split("=", 1) for word in [*words[1:], cluster[-1]])
     run = read("demo", given).run
@@ -303,7 +303,7 @@ def test_a_recipe_trains_over_two_nodes_and_is_preempted(tmp_path, cluster):
     assert text.count("Admin: profiled") == 1 and "Loaded checkpoint" in text and "checkpoint_stopped_" in text
     assert "'distributed_world_size': 2" in text and (run / "train-node1.log").exists()
     assert not list(run.glob("checkpoints/checkpoint_stopped_*"))
-    assert [row["updates"] for row in read_results(tmp_path / "runs/results.csv")] == ["60"]
+    assert [row["updates"] for row in read_results(tmp_path / "runs/results.csv")] == ["600"]
     assert "job " not in front(*words, "NODES=2", *cluster).stdout, "all is done"
 
 

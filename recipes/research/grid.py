@@ -102,11 +102,23 @@ class Grid:
         self.on_cpu = self.preset != "gpu" or "--cpu" in self.user
         self.patience: int = getattr(self.settings, "PATIENCE", None) or self.settings.UPDATES or 0
         """A run ends early after so many updates without improvement."""
-        every = number(opts.merge(self.own, self.user), min(EVERY)) if min(EVERY) in self.own else 1
-        if self.patience != self.settings.UPDATES and self.patience % every:
-            raise ValueError(
-                f"PATIENCE={self.patience} is not a multiple of {min(EVERY)} {every}. Give another of them."
-            )
+        self._fit(self.settings.UPDATES or 0)
+
+    def _fit(self, updates: int) -> None:
+        """Fit the grid's own interval of checkpoints to the length of its runs. Refuse a user's that does not fit.
+
+        Raises:
+            ValueError: the last updates, or the last ones before PATIENCE, would be in no checkpoint.
+        """
+        if min(EVERY) not in self.own | self.user:
+            return
+        every = number(self.own | self.user, min(EVERY))
+        if updates % every and min(EVERY) not in self.user:
+            every = next(size for size in range(min(every, updates), 0, -1) if updates % size == 0)
+            self.own |= dict.fromkeys(EVERY, str(every))
+        for name, value in {"UPDATES": updates, "PATIENCE": self.patience}.items():
+            if value % every:
+                raise ValueError(f"{name}={value} is not a multiple of {min(EVERY)} {every}. Give another of them.")
 
     def named(self) -> list[str]:
         """Settings that change the name of the grid's folder."""
