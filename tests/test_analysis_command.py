@@ -188,7 +188,7 @@ def test_omega_of_a_checkpoint_needs_no_data(tmp_path: Path) -> None:
     assert encoder["sublayers"][-1] == "layers.1.ffn" and "tokens" not in result
     last = encoder["profiled"][-1]
     assert encoder["trained"][-1] == pytest.approx({"min": last, "mean": last + 0.25, "max": last + 0.5})
-    assert encoder["closed form"] == pytest.approx({"log": 1.4514, "constant": 2.0}, abs=1e-4)
+    assert encoder["closed form"] == pytest.approx({"log": 1.4514, "constant": 2.0, "linear": 1.0}, abs=1e-4)
 
 
 def test_without_matplotlib(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
