@@ -140,11 +140,13 @@ class Demo:
 
 LOGS = re.compile(r"\.log$|guard\d*$|tfevents")
 TIMED = re.compile(r"generate\.txt$|report\.html$|/\.keys/")
+HOURS = re.compile(rb"\b0\.0[0-9]\b")
+"""The hours of a training, in summary.txt, score.json and results.csv; losses and scores are larger."""
 
 
 def content(path: Path) -> object:
     if not re.fullmatch(r"(average|checkpoint\w*)\.pt", path.name):
-        return None if TIMED.search(str(path)) else path.read_bytes()
+        return None if TIMED.search(str(path)) else HOURS.sub(b"hours", path.read_bytes())
     state = torch.load(path, weights_only=False)
     extra = state["extra_state"]
     return flat([state["model"], state.get("last_optimizer_state"), extra["train_iterator"], extra["best"]])
