@@ -54,12 +54,3 @@ OPTIONS = {"deadline": None, "suppress_health_check": list(HealthCheck), "databa
 @given(kinds(grammar.FOLDED), st.sampled_from([1, 1, 2]), st.integers(0, 99))
 def test_any_of_them_are_folded(kinds, rounds, seed):
     assert grammar.check(kinds, rounds, seed) == "folded"
-
-
-@pytest.mark.nightly
-@settings(max_examples=400, **OPTIONS)
-@given(kinds(grammar.BRANCHES), st.sampled_from([1, 1, 2]), st.integers(0, 99))
-def test_any_of_them_are_folded_kept_or_refused(kinds, rounds, seed):
-    outcome = grammar.check(kinds, rounds, seed)
-    folded = all(kind.branch in grammar.FOLDED for kind in kinds)
-    assert outcome == "folded" if folded else outcome
