@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy
 
 # Importing a model, an optimizer, a schedule or a criterion registers it.
-from . import loading, radam, schedule  # noqa: F401
+from . import radam, schedule, shutdown  # noqa: F401
 from .architectures.deeper_model import DeeperAdminModel
 from .architectures.language_model import TransformerLMAdminModel
 from .architectures.masked_language_model import MaskedLMAdminModel

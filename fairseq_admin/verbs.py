@@ -33,7 +33,7 @@ def omega(args: argparse.Namespace) -> str:
         AdminError: the checkpoint has no ω.
     """
     from .checkpoints.checkpoint import Checkpoint
-    from .pytorch.omega import omega_summary
+    from .core.omega import omega_summary
 
     checkpoint = Checkpoint.read(args.checkpoint)
     stacks, record, more = checkpoint.omegas, checkpoint.record, checkpoint.more

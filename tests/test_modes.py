@@ -26,10 +26,10 @@ from torch import Tensor, nn
 
 import fairseq_admin.plugin  # noqa: F401  (registers the models)
 from fairseq_admin.checkpoints import files
+from fairseq_admin.core.omega import omega_from_depth
 from fairseq_admin.method import provenance, state_dict
 from fairseq_admin.method.norms import shortcut_norms
 from fairseq_admin.method.schemes import stacks_of
-from fairseq_admin.pytorch.omega import omega_from_depth
 
 SEPARATE = [option for option in TRAIN if option != "--share-all-embeddings"]
 QUICK = ["--disable-validation"]

@@ -18,9 +18,10 @@ from fairseq.logging import metrics
 from post_ln import perturbed
 from torch import Tensor, nn
 
+from fairseq_admin.core.omega import omega_from_depth
+from fairseq_admin.method.profile_rules import variance
 from fairseq_admin.method.schemes import stacks_of
 from fairseq_admin.monitor.monitor import StackProbe
-from fairseq_admin.pytorch.omega import omega_from_depth, variance
 
 SIZES = {**reference.TINY, "encoder_layers": 3, "decoder_layers": 2}
 

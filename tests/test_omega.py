@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from fairseq_admin.pytorch.omega import next_omega, omega_from_depth, omega_from_variances, omega_summary, variance
+from fairseq_admin.core.omega import omega_from_depth, omega_summary
+from fairseq_admin.method.profile_rules import next_omega, omega_from_variances, variance
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ..core.omega import omega_from_depth, omega_summary
 from ..errors import AdminError
 from ..method import state_dict
-from ..pytorch.omega import omega_from_depth, omega_summary
 from . import figure
 from .registry import Settings
 from .subject import Subject

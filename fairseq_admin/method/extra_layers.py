@@ -24,10 +24,10 @@ from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
 from ..errors import AdminError
-from ..pytorch.omega import profile_stacks
 from ..version import __version__
 from . import initial_weights, provenance
 from .norms import set_omega_by_depth, shortcut_norms
+from .profile_rules import profile_stacks
 from .profiling import from_first_rank, observe
 from .schemes import SCHEMES, by_depth
 from .stacks import AdminEncoder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..pytorch.omega import omega_from_depth
+from ..core.omega import omega_from_depth
 from .schemes import Stack, layers_of, norms_of
 
 

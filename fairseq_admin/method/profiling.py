@@ -17,10 +17,10 @@ from fairseq.models import BaseFairseqModel
 from fairseq.modules import LayerDropModuleList
 from torch import Tensor, nn
 
-from ..pytorch.omega import StackMeasure, profile_stacks
-from ..pytorch.trace import undisturbed
+from ..core.undisturbed import undisturbed
 from ..version import __version__
 from .norms import ShortcutNorm, shortcut_norms
+from .profile_rules import StackMeasure, profile_stacks
 from .schemes import Stack, stacks_of
 from .sublayers import Sublayer, real_positions, watch
 

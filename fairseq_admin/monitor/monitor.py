@@ -21,9 +21,9 @@ from fairseq.logging import metrics
 from torch import Tensor, nn
 
 from ..method.norms import ShortcutNorm
+from ..method.profile_rules import variance
 from ..method.schemes import layers_of, stacks_of
 from ..method.sublayers import Sublayer, own_share, watch
-from ..pytorch.omega import variance
 from .divergence_rule import DivergenceRule
 
 logger = logging.getLogger(__name__)

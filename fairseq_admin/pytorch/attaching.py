@@ -26,13 +26,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ..core.folding import divisible, largest_difference, whole
+from ..core.omega import omega_from_depth, omega_range
+from ..core.undisturbed import undisturbed
 from ..errors import AdminError
 from .batch import call
 from .channel_flow import tensors
-from .folding import divisible, largest_difference, whole
-from .omega import omega_from_depth, omega_range
 from .sites import GOES_ON, UNRELATED, Site, depth, find_sites, grouped, sums_of
-from .trace import Trace, undisturbed
+from .trace import Trace
 
 logger = logging.getLogger(__name__)
 ATTACHED = "_admin"

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from .folding import scale
+from ..core.folding import scale
 
 NORM, PARAMETER, ARGUMENT = "norm", "parameter", "argument"
 HELD, UNSEEN = "held by a module", "unseen"

@@ -24,13 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.undisturbed import undisturbed
 from ..errors import AdminError
 from .attaching import attach, attached
 from .batch import by_name
 from .channel_flow import tensors
 from .profiling import profile
 from .sites import grouped
-from .trace import undisturbed
 
 KINDS = [(None, False), (None, True), ("constant", True), ("log", True), ("reference", True)]
 """A rule, or None for the model as it is; and whether the rate warms up during a quarter of the steps."""

@@ -15,8 +15,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from ..core.omega import omega_summary
 from .attaching import attached, folded_state_dict, omegas, unfoldable
-from .omega import omega_summary
 from .profiling import profile
 
 logger = logging.getLogger(__name__)

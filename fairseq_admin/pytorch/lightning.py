@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from ..core.omega import omega_summary
 from .attaching import ATTACHED, OMEGA, attach, folded_state_dict, omegas, unfoldable
-from .omega import omega_summary
 from .profiling import profile
 
 try:

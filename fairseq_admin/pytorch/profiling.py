@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.undisturbed import undisturbed
 from ..errors import AdminError
+from ..method.profile_rules import StackMeasure, profile_stacks
 from .attaching import Attached, attached, refuse_trained
 from .batch import arguments, by_name
-from .omega import StackMeasure, profile_stacks
 from .sites import Site
-from .trace import undisturbed
 
 logger = logging.getLogger(__name__)
 ENCODER = ("attention_mask", "src_key_padding_mask", "key_padding_mask")

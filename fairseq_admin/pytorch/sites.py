@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.folding import whole
 from ..errors import AdminError
 from .batch import argument_names
 from .channel_flow import ARGUMENT, UNSEEN, Handover, Value
-from .folding import whole
 from .trace import ADDS, IN_PLACE, TIMES, Trace
 
 FACTORS = frozenset(["add with alpha", "sub", "__sub__"])

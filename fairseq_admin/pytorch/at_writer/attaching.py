@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
+from ...core.folding import divisible, largest_difference, scale, whole
+from ...core.omega import omega_from_depth, omega_range
 from ...errors import AdminError
-from ..folding import divisible, largest_difference, scale, whole
-from ..omega import omega_from_depth, omega_range
 from .branches import Search, Writer, grouped, stacks_of
 from .trace import Graph, leaf_of, tensors, with_leaf
 from .trial import try_writers

@@ -29,6 +29,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from ...core.undisturbed import undisturbed
 from ...errors import AdminError
 from ..batch import arguments, call
 
@@ -427,22 +428,3 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         random.setstate(state)
         if numpy:
             numpy.random.set_state(numpy_state)
-
-
-@contextlib.contextmanager
-def undisturbed(model: nn.Module) -> Iterator[contextlib.ExitStack]:
-    """Switch gradients off, and restore everything afterwards: modes, random states, the cache of autocast.
-
-    Yields the ExitStack that is unwound at the end. Callers may add callbacks to it.
-    """
-    modes = [(module, module.training) for module in model.modules()]
-    devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
-    with torch.random.fork_rng(list(devices)), torch.no_grad(), contextlib.ExitStack() as undo:
-        # Otherwise the next forward would find in autocast's cache weights that were cast without gradients.
-        undo.callback(torch.clear_autocast_cache)
-        for module, training in reversed(modes):  # the root is restored first
-            undo.callback(module.train, training)  # adapters may merge their weights in it
-            undo.callback(getattr(module, "reshard", list))  # after a forward FSDP leaves the root's parameters whole
-        if "torch._dynamo" in sys.modules:  # otherwise compiled functions would compile the trace, too
-            undo.enter_context(torch.compiler.set_stance("force_eager"))
-        yield undo

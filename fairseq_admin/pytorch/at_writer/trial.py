@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...core.undisturbed import undisturbed
 from ..batch import call
 from .branches import Writer
-from .trace import SCALE, leaf_of, same, tensors, unchanged, undisturbed, with_leaf
+from .trace import SCALE, leaf_of, same, tensors, unchanged, with_leaf
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4}
 """The share of the largest number by which two runs may differ, as sums on a GPU do in another order."""

@@ -7,7 +7,7 @@ import threading
 from conftest import python
 from fairseq.data.iterators import BackgroundConsumer, BufferedIterator
 
-from fairseq_admin import loading
+from fairseq_admin import shutdown
 from fairseq_admin.errors import DIVERGED
 
 # Each child has a thread that makes endless batches in C++. It ends after the first batch: normally, or because
@@ -47,6 +47,6 @@ def test_one_that_is_not_there_yet_and_one_that_waits_for_room() -> None:
     full = BufferedIterator(1, range(1000))
     next(full)
     BufferedIterator(1, range(1000))
-    loading.end()
+    shutdown.end()
     assert not full._consumer.is_alive()
     assert not any(isinstance(thread, BackgroundConsumer) for thread in threading.enumerate())
