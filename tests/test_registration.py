@@ -35,6 +35,12 @@ def test_importing_needs_no_fairseq_and_changes_nothing(module: str) -> None:
     python(f"{code}assert sys.meta_path == finders and sys.excepthook is sys.__excepthook__")
 
 
+def test_pytorch_half_without_fairseq() -> None:
+    python(
+        f"{ABSENT}; from fairseq_admin import attach, diagnose, fold; assert 'fairseq_admin.plugin' not in sys.modules"
+    )
+
+
 def test_without_fairseq_a_command_names_the_extra() -> None:
     code = f"{ABSENT}; from fairseq_admin import cli; sys.exit(cli.main(['omega', 'model.pt']))"
     process = python(code, status=2)
