@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 # A kill may cut a line short, and the log then continues on the same line: the last object on a line counts.
@@ -129,6 +130,19 @@ def parse_line(line: str) -> Record | None:
         )
     except (KeyError, ValueError, TypeError, OverflowError):
         return None
+
+
+def read_log(path: Path) -> Log:
+    """Read a run's log from its file.
+
+    Args:
+        path: the file. Bytes that are not UTF-8 do not matter.
+
+    Returns:
+        The curves and totals, as `parse_log` reads them.
+    """
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        return parse_log(lines)
 
 
 def parse_log(lines: Iterable[str]) -> Log:

@@ -46,10 +46,11 @@ def replacing(path: Path) -> Iterator[Path]:
     """A block that makes a new file or folder, which replaces `path` if the block ends without an error.
 
     If `path` is a link, the target of the link is replaced. The new file has the rights of the old one. The temporary
-    folder is next to it, and is removed.
+    folder is next to it, and is removed. The content is on the disk before it gets its name, so a loss of power cannot
+    leave the name without it.
 
     Args:
-        path: the file or folder.
+        path: the file or folder. Its own folder is made.
 
     Yields:
         The temporary name to write.
@@ -59,15 +60,32 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     target = Path(os.path.realpath(path))
     with writing(path):
+        target.parent.mkdir(parents=True, exist_ok=True)
         part = tempfile.mkdtemp(f".{os.getpid()}.part", f"{target.name}.", target.parent)
+    new = Path(part, target.name)
     try:
-        yield Path(part, target.name)
+        yield new
         with writing(path):
+            sync(new)
             if target.exists():
-                shutil.copymode(target, Path(part, target.name))
-            os.replace(Path(part, target.name), target)
+                shutil.copymode(target, new)
+            os.replace(new, target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until the content of a file, or of all files in a folder, is on the disk.
+
+    Args:
+        path: the file or folder.
+    """
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager

@@ -13,9 +13,9 @@ import numpy
 
 # Importing a model, an optimizer, a schedule or a criterion registers it.
 from . import radam, schedule, shutdown  # noqa: F401
-from .architectures.deeper_model import DeeperAdminModel
 from .architectures.language_model import TransformerLMAdminModel
 from .architectures.masked_language_model import MaskedLMAdminModel
+from .architectures.new_layers_model import DeeperAdminModel
 from .architectures.translation_model import TransformerAdminModel
 from .checkpoints.files import allow_fairseq_globals, broadcast_fingerprints
 from .errors import install_excepthook

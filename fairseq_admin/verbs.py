@@ -36,14 +36,14 @@ def omega(args: argparse.Namespace) -> str:
     from .core.omega import omega_summary
 
     checkpoint = Checkpoint.read(args.checkpoint)
-    stacks, record, more = checkpoint.omegas, checkpoint.record, checkpoint.more
-    if not stacks and not more:
+    stacks, record, new_layers = checkpoint.omegas, checkpoint.record, checkpoint.new_layers
+    if not stacks and not new_layers:
         raise AdminError(f"{checkpoint.name} has no omega: it is not (or no longer) an Admin model.")
     lines = []
-    if not more or "encoder" in stacks:
+    if not new_layers or "encoder" in stacks:
         lines.append("omega: " + (_listed(record) if record else "not set yet"))
-    if more:
-        lines.append(f"new layers: {_listed(more)}")
+    if new_layers:
+        lines.append(f"new layers: {_listed(new_layers)}")
     if stacks:
         lines.append(f"{'stack':8} {'sub-layer':>9} {'layer':>5}  {'kind':12} {'min':>9} {'mean':>9} {'max':>9}")
     for stack, sublayers in stacks.items():

@@ -23,7 +23,8 @@ from queue import Queue
 from typing import Any
 
 from fairseq_admin.errors import DIVERGED
-from recipes.steps.common import INTERRUPTED, STOP, replacing
+from fairseq_admin.outputs import replacing
+from recipes.steps.common import INTERRUPTED, STOP
 from recipes.steps.progress import progress
 
 POLL_SECONDS = 0.1

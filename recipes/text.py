@@ -24,7 +24,6 @@ from fairseq_admin.text.tokens import Text as Tokens
 from recipes.recipe import NEUTRAL, Raw, Recipe
 from recipes.settings import Folder, validated
 from recipes.steps import bpe, pairs
-from recipes.steps.common import replacing
 from recipes.steps.extract import extract, unpacked
 from recipes.steps.sources import Sources
 from recipes.steps.table import Archive, read_table
@@ -360,5 +359,5 @@ def write_rules(out: Path, source: str, target: str, settings: Iterable[str]) ->
     if unknown := [language for language in (source, target) if language not in known]:
         log.info("The tokeniser does not know %s and treats it as English.", " and ".join(unknown))
     metrics_of(rules)  # fails now, not after the training
-    with replacing(out) as part:
-        rules.write(part)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    rules.write(out)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_admin.method.schemes import SCHEMES
+from fairseq_admin.outputs import replacing, sync
 from recipes import machines
 from recipes import options as opts
 from recipes import text as texts
@@ -33,7 +34,7 @@ from recipes.processes import Failed, Job, in_cluster_job, plugin, produce, stre
 from recipes.recipe import LENGTH, NEUTRAL, OURS, Recipe
 from recipes.settings import ENVIRONMENT
 from recipes.steps import checkpoints, results, summary
-from recipes.steps.common import read_lines, replacing, sync, write_lines
+from recipes.steps.common import read_lines, write_lines
 from recipes.steps.guard import await_files, exclusive_folder, holder
 from recipes.steps.streaming import cores
 
@@ -122,8 +123,7 @@ def binarise(folder: Path, *words: object) -> None:
         shutil.rmtree(old, ignore_errors=True)
     command = [sys.executable, "-m", "fairseq_cli.preprocess", *map(str, words), "--destdir", str(part)]
     stream(command, folder.with_name("preprocess.log"), "wb")
-    for path in part.rglob("*"):
-        sync(path)
+    sync(part)
     part.rename(folder)
 
 

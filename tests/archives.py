@@ -22,9 +22,8 @@ import re
 import tarfile
 from pathlib import Path
 
-from recipes.demo.generate_corpus import corpus
+from recipes.demo.generate_corpus import Phrase, corpus
 
-Pair = tuple[str, str]
 Members = dict[str, bytes]
 
 HELD_OUT = 12
@@ -34,7 +33,7 @@ TALK = 40
 """Sentences of one talk."""
 
 LONG = 300
-ODDITIES: list[Pair] = [
+ODDITIES: list[Phrase] = [
     ("", "One side is empty."),
     ("Eine Seite ist leer.", ""),
     ("", ""),
@@ -64,18 +63,18 @@ def text(lines: list[str]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def side(pairs: list[Pair], language: str) -> list[str]:
+def side(pairs: list[Phrase], language: str) -> list[str]:
     if language == "fr":
         # For an odd pair, make the French from the German, so that the French has the same oddity.
         return [french(pair[0] if pair in ODDITIES else pair[1]) for pair in pairs]
     return [pair[language == "en"] for pair in pairs]
 
 
-def parallel(prefix: str, pairs: list[Pair], source: str) -> Members:
+def parallel(prefix: str, pairs: list[Phrase], source: str) -> Members:
     return {f"{prefix}.{language}": text(side(pairs, language)) for language in (source, "en")}
 
 
-def with_oddities(pairs: list[Pair]) -> list[Pair]:
+def with_oddities(pairs: list[Phrase]) -> list[Phrase]:
     """The pairs, with the odd ones spread evenly among them. The first odd pair is not at the start."""
     mixed, step = list(pairs), max(1, len(pairs) // (len(ODDITIES) + 1))
     for number, odd in enumerate(ODDITIES):
@@ -83,7 +82,7 @@ def with_oddities(pairs: list[Pair]) -> list[Pair]:
     return mixed
 
 
-def talks(pairs: list[Pair], language: str) -> bytes:
+def talks(pairs: list[Phrase], language: str) -> bytes:
     """Text in the format of IWSLT's train.tags files: each talk between lines of metadata."""
     lines = []
     for number, start in enumerate(range(0, len(pairs), TALK)):
@@ -98,7 +97,7 @@ def talks(pairs: list[Pair], language: str) -> bytes:
     return text(lines)
 
 
-def segments(pairs: list[Pair], language: str, space: str = "") -> bytes:
+def segments(pairs: list[Phrase], language: str, space: str = "") -> bytes:
     """A set between lines of markup, as in IWSLT's xml files, with spaces in the segments, and in WMT's sgm files."""
     lines = [f'<seg id="{n}">{space}{line}{space}</seg>' for n, line in enumerate(side(pairs, language), start=1)]
     return text(['<doc docid="69">', "<url>http://www.ted.com/talks/x.html</url>", *lines, "</doc>"])

@@ -74,7 +74,7 @@ def tidy() -> Iterator[None]:
     assert not DEFAULTS & set(os.listdir(ROOT)) - before
 
 
-class Run(NamedTuple):
+class Completed(NamedTuple):
     """How a command ended: its exit status and everything it printed."""
 
     status: int
@@ -123,7 +123,7 @@ def process(target: Callable[..., None], *arguments: object) -> multiprocessing.
     return context.Process(target=target, args=arguments)
 
 
-def run_process(target: Callable[..., None], *arguments: object, log: Path, timeout: float = 600) -> Run:
+def run_process(target: Callable[..., None], *arguments: object, log: Path, timeout: float = 600) -> Completed:
     """Run target(*arguments, log) in its own process, and wait until it ends."""
     running = process(target, *arguments, log)
     running.start()
@@ -132,10 +132,10 @@ def run_process(target: Callable[..., None], *arguments: object, log: Path, time
         running.kill()
         running.join()
         raise TimeoutError(f"{arguments} ran for more than {timeout} s:\n{log.read_text()[-4000:]}")
-    return Run(running.exitcode or 0, log.read_text())
+    return Completed(running.exitcode or 0, log.read_text())
 
 
-def run_module(module: str, *arguments: object, log: Path, timeout: float = 600) -> Run:
+def run_module(module: str, *arguments: object, log: Path, timeout: float = 600) -> Completed:
     """Run a module as `python -m` does, and wait until it ends."""
     return run_process(_child, module, [str(a) for a in arguments], log=log, timeout=timeout)
 
@@ -155,11 +155,11 @@ def names(folder: Path) -> set[str]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[..., Run]:
-    """run(module, *arguments) -> Run: runs `python -m module arguments` from the repository's root."""
+def run(tmp_path: Path) -> Callable[..., Completed]:
+    """run(module, *arguments) -> Completed: runs `python -m module arguments` from the repository's root."""
     counter = iter(range(1000))
 
-    def go(module: str, *arguments: object, timeout: float = 600) -> Run:
+    def go(module: str, *arguments: object, timeout: float = 600) -> Completed:
         return run_module(module, *arguments, log=tmp_path / f"run{next(counter)}.log", timeout=timeout)
 
     return go
@@ -221,7 +221,7 @@ TRAIN = (
 """Options that train the tiny model on `corpus` within seconds; later options override them."""
 
 
-def train(data: Path, folder: Path, *arguments: object, options: list[str] = TRAIN, status: int = 0) -> Run:
+def train(data: Path, folder: Path, *arguments: object, options: list[str] = TRAIN, status: int = 0) -> Completed:
     """Train in a folder, or resume there, and check the exit status. Logs are log0, log1 and so on."""
     folder.mkdir(exist_ok=True)
     log = folder / f"log{len(list(folder.glob('log*')))}"
@@ -231,7 +231,7 @@ def train(data: Path, folder: Path, *arguments: object, options: list[str] = TRA
     return result
 
 
-def resume(data: Path, saved: Path, folder: Path, *arguments: object, **more: Any) -> Run:
+def resume(data: Path, saved: Path, folder: Path, *arguments: object, **more: Any) -> Completed:
     """Resume from a checkpoint in a new folder, as if the run that wrote it had been stopped there."""
     folder.mkdir()
     shutil.copy(saved, folder / "checkpoint_last.pt")
@@ -277,7 +277,7 @@ LANGUAGE_MODELING = {
 
 def hydra_train(
     data: Path, folder: Path, model: str, common: str = "seed: 1", override: str | None = None, **task: str
-) -> Run:
+) -> Completed:
     """Run fairseq-hydra-train with a configuration file: ten updates with the options of TRAIN.
 
     If `model` has no colon, it is a name in hydra's `model` group, followed by overrides.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-from conftest import TRAIN, Run, generate, hydra_train, train
+from conftest import TRAIN, Completed, generate, hydra_train, train
 from fairseq.models.transformer import TransformerModel
 
 from fairseq_admin import cli
@@ -39,7 +39,7 @@ def test_generate(corpus: Path, trained: Path, tmp_path: Path) -> None:
     assert len(set(outputs)) == 4 and len(set(outputs[0])) == 20
 
 
-def test_validate(corpus: Path, trained: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
+def test_validate(corpus: Path, trained: Path, tmp_path: Path, run: Callable[..., Completed]) -> None:
     """Does fairseq-validate give the loss that training printed, whatever fairseq has stored in the file?"""
     state = files.read(trained / "checkpoint2.pt")
     state["extra_state"].update({"val_loss": numpy.float64(7.0), "old": Namespace(arch="transformer_admin")})

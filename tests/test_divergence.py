@@ -10,7 +10,7 @@ from pathlib import Path
 import conftest
 import pytest
 import torch
-from conftest import TRAIN, Run, python
+from conftest import TRAIN, Completed, python
 from fairseq.logging import metrics
 from reference import build
 
@@ -85,7 +85,7 @@ FP16 = "--fp16 --fp16-no-flatten-grads --threshold-loss-scale 0.03125".split()  
 
 
 @pytest.mark.parametrize("when", ["at the end", "while it trains"])
-def test_an_absurd_loss_stops(when: str, corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
+def test_an_absurd_loss_stops(when: str, corpus: Path, tmp_path: Path, run: Callable[..., Completed]) -> None:
     """Does a run with a loss of millions end with divergence's status, and save nothing afterwards?"""
     options = ["--lr", "1e4", "--warmup-updates", 1, "--optimizer", "adam", "--max-update", 8]
     options += ["--disable-validation"] if when == "while it trains" else ["--log-interval", 100]
@@ -130,13 +130,13 @@ def _fp16_on_cpu(arguments: list[str], log: Path) -> None:
     conftest._child("fairseq_cli.train", arguments, log)
 
 
-def fp16(corpus: Path, folder: Path, *arguments: object) -> Run:
+def fp16(corpus: Path, folder: Path, *arguments: object) -> Completed:
     """Train in float16 on the CPU."""
     command_line = [str(a) for a in (corpus, *TRAIN, *FP16, "--disable-validation", "--save-dir", folder, *arguments)]
     return conftest.run_process(_fp16_on_cpu, command_line, log=folder / "log")
 
 
-def check_stop(run: Run) -> None:
+def check_stop(run: Completed) -> None:
     """Check that the run ends after five overflows, with one line and no traceback."""
     assert run.output.count(OVERFLOW) == 5
     last = run.output.splitlines()[-1]
@@ -165,7 +165,7 @@ ON_CUDA = [option for option in TRAIN if option != "--cpu"] + ["--distributed-wo
 @pytest.mark.cuda
 @pytest.mark.parametrize("precision", [[], ["--amp"], ["--memory-efficient-fp16"]])
 def test_non_finite_loss_stops_on_cuda(
-    precision: list[str], corpus: Path, tmp_path: Path, run: Callable[..., Run]
+    precision: list[str], corpus: Path, tmp_path: Path, run: Callable[..., Completed]
 ) -> None:
     """Does the run end with the advice on a GPU too? (There the loss scale falls to its minimum first.)"""
     options = [*ON_CUDA, *ABSURD, *precision, "--disable-validation", "--save-dir", tmp_path, "--max-update", 100]
@@ -174,7 +174,7 @@ def test_non_finite_loss_stops_on_cuda(
 
 
 @pytest.mark.cuda
-def test_fp16_overflows_stop_on_cuda(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
+def test_fp16_overflows_stop_on_cuda(corpus: Path, tmp_path: Path, run: Callable[..., Completed]) -> None:
     """Does float16 with flat gradients end in the same way on a GPU, with nothing patched?"""
     flat = [option for option in FP16 if option != "--fp16-no-flatten-grads"]
     options = [*ON_CUDA, *flat, *ABSURD, "--disable-validation", "--admin-max-skipped-updates", 5]

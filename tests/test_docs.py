@@ -20,7 +20,7 @@ from pages import PAGES, commands_of
 
 import fairseq_admin.pytorch as admin
 from fairseq_admin import TransformerAdminModel, cli
-from fairseq_admin.architectures.config import AdminOptions, DeeperOptions
+from fairseq_admin.architectures.config import AdminOptions, NewLayersOptions
 from fairseq_admin.method.schemes import RULES, SCHEMES
 from fairseq_admin.radam import RAdam, RAdamConfig
 from fairseq_admin.schedule import DecayConfig
@@ -89,7 +89,7 @@ def targets() -> set[str]:
     "page, names",
     [
         ("options.md", options(AdminOptions) | options(RAdamConfig) | options(DecayConfig) | set(RULES)),
-        ("options.md", architectures() | options(DeeperOptions)),
+        ("options.md", architectures() | options(NewLayersOptions)),
         ("commands.md", verbs()),
         ("recipes.md", targets()),
         ("schemes.md", set(SCHEMES)),

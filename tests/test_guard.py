@@ -196,7 +196,7 @@ def test_a_command_ends_when_nobody_reads_what_is_shown_of_it(tmp_path, monkeypa
 
 def test_what_is_half_written_goes_and_no_file_of_the_users(tmp_path):
     """Half-written files of steps, recipes and fairseq are deleted; the user's files with similar names stay."""
-    halves = ["a.txt.host.example.12.part", "train.de.host.12.part.0", "model.pt.part", "generate.txt.part",
+    halves = ["a.txt.x_1ab9.12.part/a.txt", "train.de.host.12.part.0", "model.pt.part", "generate.txt.part",
               "checkpoints/checkpoint_1_50.pt.tmp"]  # fmt: skip
     mine = ["my.part.txt", "thesis.part", "essay.txt.part", "page.2.part", "notes/thesis.part.2/page", "weights.pt.tmp"]
     for name in (*halves, *mine, "data/bin.part/dict.txt"):

@@ -14,7 +14,7 @@ from typing import Any
 import conftest
 import language
 import pytest
-from conftest import LANGUAGE_MODELING, Run, hydra_train
+from conftest import LANGUAGE_MODELING, Completed, hydra_train
 from kinds import assert_equal
 
 from fairseq_admin import cli
@@ -142,7 +142,7 @@ def test_from_pretrained(words: Path, trained: Path, masked: Path) -> None:
     assert features.shape == (1, 4, 64) and features.isfinite().all()
 
 
-def test_masked_is_validated(words: Path, masked: Path, run: Callable[..., Run]) -> None:
+def test_masked_is_validated(words: Path, masked: Path, run: Callable[..., Completed]) -> None:
     options = ["--user-dir", "fairseq_admin", "--path", masked / "checkpoint_last.pt", "--task", "masked_lm", "--cpu"]
     result = run("fairseq_cli.validate", words, *options, "--max-tokens", 600, "--num-workers", 0)
     assert result.status == 0, result.output[-3000:]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import reference
 import torch
-from conftest import TRAIN, Run
+from conftest import TRAIN, Completed
 from fairseq.logging import metrics
 from post_ln import perturbed
 from torch import Tensor, nn
@@ -243,7 +243,7 @@ def test_a_skipped_update_is_measured_again() -> None:
     assert shown[0] == shown[1] and math.isfinite(shown[1]["encoder_beta_mean"])
 
 
-def test_command_line(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
+def test_command_line(corpus: Path, tmp_path: Path, run: Callable[..., Completed]) -> None:
     """Does fairseq-train write the values of --admin-monitor to its log and to TensorBoard?"""
     arguments = [corpus, *TRAIN, "--log-format", "json", "--max-update", 4, "--no-save", "--disable-validation"]
     arguments += ["--save-dir", tmp_path, "--admin-monitor", 2, "--update-freq", 2]  # fairseq makes it anyway

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import SimpleNamespace
 
-import deeper
+import new_layers
 import pytest
 import reference
 import torch
-from deeper import HEAD, pretrained
 from fairseq.dataclass.configs import EMAConfig
 from fairseq.models.ema.ema import EMA
 from kinds import KINDS, logits
+from new_layers import HEAD, pretrained
 from torch import Tensor, nn
 
 from fairseq_admin.method import provenance
@@ -62,7 +62,7 @@ def test_records(dtype: torch.dtype, fp32: bool, decay: float) -> None:
     """Do the records survive averaging? In bfloat16, 125 * 0.99 + 125 * 0.01 is 124.5, not 125."""
     model = reference.build("transformer_admin_tiny")
     model(*reference.batch())
-    new = deeper.build(Task(), more_layers=1, more_scheme="peri-ln", admin_scheme="admin", admin_init="log")
+    new = new_layers.build(Task(), more_layers=1, more_scheme="peri-ln", admin_scheme="admin", admin_init="log")
     for module in (model, new):
         records = {key: tensor for key, tensor in module.state_dict().items() if key.endswith(provenance.KEY)}
         assert records and all(map(provenance.decode, records.values()))
@@ -83,7 +83,7 @@ class Task:
 @pytest.mark.parametrize("scheme", ["pre-ln", "peri-ln"])
 def test_new_layers(scheme: str) -> None:
     task = Task()
-    model = deeper.build(task, more_layers=2, more_scheme=scheme)
+    model = new_layers.build(task, more_layers=2, more_scheme=scheme)
     model.load_state_dict(pretrained(task))
     words = torch.randint(4, 44, (4, 9), generator=torch.Generator().manual_seed(1))
     assert_same(averaged(model), model, lambda module: module(words, classification_head_name=HEAD)[0])

@@ -14,7 +14,7 @@ import language
 import pytest
 import reference
 import torch
-from conftest import TRAIN, Run, generate, run_module
+from conftest import TRAIN, Completed, generate, run_module
 from fairseq.models import build_model
 from fairseq.models.roberta import RobertaModel
 from fairseq.models.transformer import TransformerConfig, TransformerModel
@@ -161,11 +161,11 @@ def test_guided_alignment(options: str) -> None:
 # Tasks from the command line -----------------------------------------------------------------------------------------
 
 
-def train(data: Path, folder: Path, *arguments: object) -> Run:
+def train(data: Path, folder: Path, *arguments: object) -> Completed:
     return run_module("fairseq_cli.train", data, *SMALL, "--save-dir", folder, *arguments, log=folder.parent / "log")
 
 
-def check_trained(run: Run, folder: Path) -> None:
+def check_trained(run: Completed, folder: Path) -> None:
     """Check that a run ended, profiled once, and then learned omega."""
     assert run.status == 0 and run.output.count("profiled by rule reference") == 1, run.output[-3000:]
     state = files.read(folder / "checkpoint_last.pt")["model"]

@@ -17,7 +17,7 @@ from conftest import needs, one_line_error
 from reference import dictionary
 from test_export import two_models
 
-from fairseq_admin import bar, cli
+from fairseq_admin import bar, cli, outputs
 from fairseq_admin.analysis import command
 from fairseq_admin.checkpoints import averaging, equivalence
 from fairseq_admin.export import ctranslate2
@@ -228,6 +228,20 @@ def test_a_link_stays_one(verb: str, work: Path, capsys: pytest.CaptureFixture) 
         assert link.is_symlink() and link.read_bytes() != b"old"
     assert sorted(path.name for path in (work / "out").iterdir()) == ["new", "old"]
     assert (work / "out/old").stat().st_mode & 0o777 == 0o600 and not list(work.glob("*.part"))
+
+
+@pytest.mark.parametrize("name", ["new", "folder/new"])
+def test_the_content_is_on_the_disk_before_its_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss of power leaves no name without its content: each file is synchronised before the rename."""
+    done: list[int | str] = []
+    replace = os.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: done.append(os.fstat(descriptor).st_ino))
+    monkeypatch.setattr(os, "replace", lambda *paths: done.append("renamed") or replace(*paths))
+    with outputs.replacing(tmp_path / name.partition("/")[0]) as part:
+        file = part / "new" if "/" in name else part
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("content")
+    assert done == [(tmp_path / name).stat().st_ino, "renamed"]
 
 
 @pytest.mark.parametrize("verb", ["average", "fold", "export", "translate"])

@@ -64,7 +64,7 @@ LOG = [PARAMS, log_line("train_inner", 10, 8.0), log_line("valid", 20, 6.25)]
 def test_a_log_without_training_is_refused(tmp_path):
     write_lines(tmp_path / "train.log", [PARAMS])
     with pytest.raises(ValueError, match="found 0 training intervals, 0 validations and a parameter count"):
-        results.read_log(tmp_path / "train.log")
+        results.checked_log(tmp_path / "train.log")
 
 
 def test_progress_shows_the_pace_and_hides_no_error():
@@ -163,7 +163,7 @@ def test_score_is_on_detokenised_text_and_a_run_has_one_row(tmp_path):
     # The translations equal the references, character by character.
     assert {row[name] for row in rows for name in ("score", "chrf", "tokenised", "compound")} == {"100.00"}
     assert all(row["signature"].startswith("nrefs:1|case:mixed") and row["updates"] == "30" for row in rows)
-    curve = results.read_log(folder / "train.log").valid
+    curve = results.checked_log(folder / "train.log").valid
     assert curve and all(results.from_cell(row["valid"]) == pytest.approx(curve, rel=1e-3) for row in rows)
     assert read_lines(folder / "translations.txt") == REFERENCES
 

@@ -12,7 +12,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-import deeper
+import new_layers
 import pytest
 import reference
 import torch
@@ -24,6 +24,7 @@ from fairseq_admin.analysis import figure
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.method import provenance
 from fairseq_admin.report import curves, runs, tables
+from fairseq_admin.report.run import Sample
 
 BETA = [[1.0], [0.6, 0.8], [0.5, 0.5, 0.7071]]
 HOSTILE = "</script><script>document.title = 'hostile'</script><img src=x onerror=\"document.title = 'hostile'\">"
@@ -182,7 +183,7 @@ def test_hostile_text_is_text(page: Page) -> None:
 def test_translations_of_one_sentence_stand_together(folders: list[Path], page: Page) -> None:
     """All translations of a sentence are shown together. The browser picks the reading direction from the letters."""
     one, other = runs.read_runs(folders)
-    other.samples = [runs.Sample("eins", "one", "one")]
+    other.samples = [Sample("eins", "one", "one")]
     assert tables.translations([one, other]) == [("eins", [HOSTILE, "one"], "one")]
     assert page.source.count("<dd") == page.source.count('dir="auto"') == 3
 
@@ -210,7 +211,7 @@ def test_a_pretrained_encoder_is_called_by_its_scheme(scheme: str, layers: int, 
     """
     options = {"admin_scheme": scheme, "more_layers": layers, "more_scheme": "pre-ln" if layers else None}
     args = Namespace(arch="deeper_admin", task="any", criterion="any", **options)
-    Checkpoint({"args": args, "model": deeper.build(Task(), **options).state_dict()}).write(tmp_path / "average.pt")
+    Checkpoint({"args": args, "model": new_layers.build(Task(), **options).state_dict()}).write(tmp_path / "average.pt")
     run = runs.read_run(tmp_path, "run")
     assert run.model["title"] == title and run.missing["fold"] == f"{title} cannot be folded."
 

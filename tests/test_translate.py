@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import Run, needs, one_line_error, preprocess, python, train
+from conftest import Completed, needs, one_line_error, preprocess, python, train
 
 from fairseq_admin import cli
 from fairseq_admin.checkpoints import files
@@ -132,7 +132,7 @@ def translate(tmp_path: Path, data: Path) -> Callable[..., list[str]]:
 
 
 def test_the_hypotheses_are_those_of_fairseq_generate(
-    admin: Path, data: Path, run: Callable[..., Run], translate: Callable
+    admin: Path, data: Path, run: Callable[..., Completed], translate: Callable
 ) -> None:
     """Are texts and scores equal, hypothesis by hypothesis, for tokens and for raw text?"""
     search = ["--path", admin, "--user-dir", "fairseq_admin", "--gen-subset", "test", "--cpu", "--num-workers", 0]

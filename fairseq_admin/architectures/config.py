@@ -108,7 +108,7 @@ class TransformerLMAdminConfig(AdminOptions, _flat(TransformerLanguageModelConfi
 
 
 @dataclass
-class DeeperOptions(FairseqDataclass):
+class NewLayersOptions(FairseqDataclass):
     """The options of `deeper_admin`.
 
     Two defaults are those of DT-Fixup: the factor of the encoder's learning rate, and no dropout in the new layers.

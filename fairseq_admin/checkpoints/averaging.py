@@ -151,7 +151,7 @@ def _run_facts(checkpoint: Checkpoint, texts: bool) -> dict[str, Any]:
     return {
         **{f"the shape of {key}": tuple(tensor.shape) for key, tensor in checkpoint.weights.items()},
         **{f"omega's {name}": value for name, value in (checkpoint.record or {}).items()},
-        **{f"the new layers' {name}": value for name, value in (checkpoint.more or {}).items()},
+        **{f"the new layers' {name}": value for name, value in (checkpoint.new_layers or {}).items()},
         **{f"the dictionary of the {stack}": value for stack, value in checkpoint.text.items() if texts},
     }
 

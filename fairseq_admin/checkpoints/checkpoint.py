@@ -182,7 +182,7 @@ class Checkpoint:
         return self._decoded(provenance.KEY)
 
     @cached_property
-    def more(self) -> dict[str, Any] | None:
+    def new_layers(self) -> dict[str, Any] | None:
         """The record of new layers on a pre-trained encoder. None: it has no new layers."""
         return self._decoded(f"more.{provenance.KEY}")
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from fairseq.data import Dictionary
 
 from ..checkpoints.equivalence import FIRST_WORD
+from ..text import JOINERS
 from ..text.bpe import BPE, CODES, remove_bpe
-from ..text.tokens import FILE, JOINERS
+from ..text.tokens import FILE
 from .exportable import Exportable
 
 ALWAYS = ("normalise", "aggressive_dashes", "escape")

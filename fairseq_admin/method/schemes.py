@@ -104,7 +104,7 @@ class Scheme(NamedTuple):
     """The initial distribution of the feed-forward weights, one of FFN_LAWS, unless --admin-ffn-init gives another.
     None: the scheme draws them itself (initial_weights.py), from Xavier's distribution."""
     new_layers_only: bool = False
-    """Whether the scheme is only for new layers on a pre-trained encoder (deeper_model.py)."""
+    """Whether the scheme is only for new layers on a pre-trained encoder (new_layers_model.py)."""
 
     @property
     def stock_layers(self) -> bool:
@@ -274,7 +274,7 @@ SCHEMES: dict[str, Scheme] = {
     "residual": Scheme("ResiDual", "Xie et al. 2023; microsoft/ResiDual", second_stream=True),
     "peri-ln": Scheme("Peri-LN", "Kim et al. 2025", norm=("before", "before"), branch_norm="output"),
     "keel": Scheme("Keel", "Chen and Wei 2026", shortcut=keel_scales, branch_norm="input"),
-    # Its weights are divided by μ, which extra_layers.py measures on the pre-trained encoder.
+    # Its weights are divided by μ, which new_layers.py measures on the pre-trained encoder.
     "dt-fixup": Scheme(
         "DT-Fixup",
         "Xu et al. 2021, section 3; BorealisAI/DT-Fixup, spider/semparser",

@@ -32,7 +32,7 @@ def names(folders: Sequence[Path]) -> list[str]:
     return next(short for short in shortened if len(set(short)) == len(short))
 
 
-def read_log(folder: Path) -> logs.Log | None:
+def log_of(folder: Path) -> logs.Log | None:
     """Read a run's log: train.log, or the only *.log or *log.txt.
 
     Args:
@@ -53,8 +53,7 @@ def read_log(folder: Path) -> logs.Log | None:
         raise AdminError(f"{folder} has several logs ({', '.join(path.name for path in paths)}); name one train.log.")
     if not paths:
         return None
-    with paths[0].open(encoding="utf-8", errors="replace") as lines:
-        log = logs.parse_log(lines)
+    log = logs.read_log(paths[0])
     if not log.train and not log.valid:
         raise AdminError(
             f"{paths[0]} holds no losses; the log of fairseq-train was expected, with --log-format json or simple and "

@@ -10,7 +10,7 @@ from ..errors import AdminError, line
 from ..packages import need
 from ..version import __version__
 from . import curves, tables
-from .runs import Run
+from .run import Run
 
 HERE = Path(__file__).parent
 

@@ -1,7 +1,7 @@
 """The tables of a report, and of a recipe's summary in the terminal: one row per fact, one column per run.
 
-This file imports the standard library only: recipes need not wait for torch. For a summary, a run is any object with a
-`log` (by `logs.parse_log`) and a `score` (a recipe's score.json). The other tables need a `runs.Run`.
+This file imports the standard library only: recipes need not wait for torch. A summary's runs have `log` and `score`
+alone.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..logs import perplexity
+from .run import Run
 
 ROWS = 8
 """Largest number of losses shown of a run."""
@@ -34,17 +35,17 @@ class Row(NamedTuple):
         return len(set(self.cells)) > 1
 
 
-def _rows(runs: Sequence[Any], facts: dict[str, Callable[[Any], Any]]) -> list[Row]:
+def _rows(runs: Sequence[Run], facts: dict[str, Callable[[Run], Any]]) -> list[Row]:
     """The rows of facts that at least one run has."""
     rows = [Row(title, [str(fact(run) or "") for run in runs]) for title, fact in facts.items()]
     return [row for row in rows if any(row.cells)]
 
 
-def _of_score(key: str) -> Callable[[Any], Any]:
+def _of_score(key: str) -> Callable[[Run], Any]:
     return lambda run: run.score.get(key)
 
 
-RESULTS: dict[str, Callable[[Any], Any]] = {
+RESULTS: dict[str, Callable[[Run], Any]] = {
     "sacreBLEU": _of_score("score"),
     "chrF2": _of_score("chrf"),
     "perplexity": _of_score("perplexity"),
@@ -54,7 +55,7 @@ RESULTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def results(runs: Sequence[Any]) -> list[Row]:
+def results(runs: Sequence[Run]) -> list[Row]:
     """Scores on the test set, and the cost of each run.
 
     Args:
@@ -66,7 +67,7 @@ def results(runs: Sequence[Any]) -> list[Row]:
     return _rows(runs, RESULTS)
 
 
-def losses(runs: Sequence[Any]) -> list[Row]:
+def losses(runs: Sequence[Run]) -> list[Row]:
     """Validation losses in bits per token, at up to ROWS updates of each run.
 
     Args:
@@ -86,7 +87,7 @@ def losses(runs: Sequence[Any]) -> list[Row]:
     ]
 
 
-def glance(runs: Sequence[Any]) -> list[Row]:
+def glance(runs: Sequence[Run]) -> list[Row]:
     """The model of each run, and its progress.
 
     Args:
@@ -96,11 +97,11 @@ def glance(runs: Sequence[Any]) -> list[Row]:
         The rows.
     """
 
-    def lowest(run: Any, place: int) -> Any:
+    def lowest(run: Run, place: int) -> Any:
         finite = [(bits, update) for update, bits in (run.log.valid if run.log else {}).items() if math.isfinite(bits)]
         return (f"{perplexity(min(finite)[0]):.2f}", min(finite)[1])[place] if finite else None
 
-    facts: dict[str, Callable[[Any], Any]] = {
+    facts: dict[str, Callable[[Run], Any]] = {
         "scheme": lambda run: run.model.get("title"),
         "rule of ω": lambda run: run.model.get("rule"),
         "layers": lambda run: run.layers,
@@ -115,7 +116,7 @@ def glance(runs: Sequence[Any]) -> list[Row]:
     return _rows(runs, facts)
 
 
-def scores(runs: Sequence[Any]) -> list[Row]:
+def scores(runs: Sequence[Run]) -> list[Row]:
     """Scores on the test set, and the papers' number for the same experiment.
 
     Args:
@@ -130,7 +131,7 @@ def scores(runs: Sequence[Any]) -> list[Row]:
     return [*rows, *_rows(runs, paper)] if rows else []
 
 
-def notes(runs: Sequence[Any]) -> list[str]:
+def notes(runs: Sequence[Run]) -> list[str]:
     """The signature of every score, and the source of the papers' numbers.
 
     Args:
@@ -144,7 +145,7 @@ def notes(runs: Sequence[Any]) -> list[str]:
     return list(dict.fromkeys([*computed, *(f"Paper: {source}." for source in papers if source)]))
 
 
-def origin(runs: Sequence[Any]) -> list[Row]:
+def origin(runs: Sequence[Run]) -> list[Row]:
     """Folder, command, commit, versions and hardware of each run.
 
     Args:
@@ -154,11 +155,11 @@ def origin(runs: Sequence[Any]) -> list[Row]:
         The rows.
     """
 
-    def hardware(run: Any) -> str:
+    def hardware(run: Run) -> str:
         gpus = run.log.gpus if run.log else ()
         return run.score.get("hardware") or ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
 
-    def versions(run: Any) -> str:
+    def versions(run: Run) -> str:
         packages = run.about.get("versions") or ({"fairseq-admin": run.version} if run.version else {})
         return ", ".join(f"{name} {version}" for name, version in packages.items())
 
@@ -166,7 +167,7 @@ def origin(runs: Sequence[Any]) -> list[Row]:
     return _rows(runs, {**command, "commit": _of_score("commit"), "versions": versions, "hardware": hardware})
 
 
-def options(runs: Sequence[Any]) -> list[Row]:
+def options(runs: Sequence[Run]) -> list[Row]:
     """Every option of any run. Options that differ come first.
 
     Args:
@@ -180,7 +181,7 @@ def options(runs: Sequence[Any]) -> list[Row]:
     return sorted(rows, key=lambda row: not row.differs)
 
 
-def translations(runs: Sequence[Any]) -> list[tuple[str, list[str], str]]:
+def translations(runs: Sequence[Run]) -> list[tuple[str, list[str], str]]:
     """Sentences of the test set.
 
     Args:

@@ -31,7 +31,7 @@ FINGERPRINTS = "fingerprints.json"
 POSITIONS = "positions"
 """The entry of that file with the number of positions, which CTranslate2's own files lack."""
 
-Pair = tuple[str | None, str | None]
+Languages = tuple[str | None, str | None]
 """Source and target language; None where unknown."""
 
 
@@ -76,7 +76,7 @@ class Assets:
     """The files of one model's text, in the two `folders` that the user names, or next to the model."""
 
     def __init__(
-        self, model: Path, data: Path | None = None, codes: Path | None = None, languages: Pair = (None, None)
+        self, model: Path, data: Path | None = None, codes: Path | None = None, languages: Languages = (None, None)
     ) -> None:
         """
         Args:
@@ -189,7 +189,7 @@ class Assets:
             AdminError: nothing names them, or two sources disagree.
         """
         text = self.text()
-        pairs: list[tuple[object, Pair]] = [("the command line", self.asked), (self.model, (source, target))]
+        pairs: list[tuple[object, Languages]] = [("the command line", self.asked), (self.model, (source, target))]
         if text:
             pairs.append((self.find(FILE), (text.source, text.target)))
         if not all(any(sides) for sides in zip(*(pair for _, pair in pairs))):
@@ -211,7 +211,7 @@ class Assets:
             languages.append(str(chosen[side]))
         return languages[0], languages[1]
 
-    def _binarised(self) -> Pair:
+    def _binarised(self) -> Languages:
         """The languages in the names of binarised data, if there is any.
 
         Raises:

@@ -19,7 +19,7 @@ from sacremoses._data_nonbreaking_prefixes import NONBREAKING_PREFIXES
 from sacremoses.corpus import NonbreakingPrefixes
 
 from ..errors import AdminError
-from .tokens import JOINERS
+from . import JOINERS
 
 NOT_HERE = ("ca", "fi", "ga", "so", "sv", "tdt")
 """Languages for which tokenizer.perl has rules that sacremoses lacks."""

@@ -20,14 +20,12 @@ from typing import Any
 from ..errors import AdminError
 from ..outputs import write_bytes
 from ..packages import need
+from . import JOINERS
 
 FILE = "text.json"
 
 CONTROL_SPACES = re.compile(r"[\t-\r\x1c-\x1f\x85]")
 """Control characters that are white space: tab, vertical tab, form feed, NEL and the like."""
-
-JOINERS = "\u200c\u200d"
-"""Zero-width non-joiner and joiner: spelling in Persian and in the scripts of India, and what ties emoji together."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,11 +17,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fairseq_admin.analysis.figure import ALWAYS, COLOURS, few_colours, plain_logarithmic
+from fairseq_admin.outputs import replacing
 from recipes.research.intervals import FEWEST, LEVEL
 from recipes.research.outcome import EXPLODED, LAST, PLATEAU, last, loss
 from recipes.research.ranking import Measure, accuracy, by_level, learning, rankings, table
 from recipes.research.rows import TITLES, Row, depths_of, sizes, titled, values
-from recipes.steps.common import replacing
 from recipes.steps.results import grouped, write_runs, write_table
 
 BITS = "bits per token, validation"

@@ -23,7 +23,7 @@ from recipes.research.rows import Row
 from recipes.steps.checkpoints import furthest, newest
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.guard import locked
-from recipes.steps.results import commit, hardware, read_log, write_runs
+from recipes.steps.results import checked_log, commit, hardware, write_runs
 from recipes.training import Run, Step
 
 GUESS = 0.5
@@ -104,7 +104,7 @@ class GridRun(Run):
             part = type(self)(self.grid, self.axes, end)
             if furthest(self.folder, "updates") <= end and not part.is_done("train"):
                 part.make("train")
-            if not improved(read_log(self.folder / "train.log").valid, patience, end):
+            if not improved(checked_log(self.folder / "train.log").valid, patience, end):
                 break
         return part
 
@@ -118,7 +118,7 @@ class GridRun(Run):
                 last = self.train_with_patience()
             except Diverged:
                 diverged = True
-            row = last.row(read_log(self.folder / "train.log", unfinished=diverged), diverged)
+            row = last.row(checked_log(self.folder / "train.log", unfinished=diverged), diverged)
             write_runs(self.result, [{**self.axes, **row, "hardware": hardware(), "commit": commit()}])
             shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
         print(", ".join(f"{name}: {row[name]}" for name in ("verdict", "bleu", "diverged", "test") if name in row))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from fairseq_admin.outputs import replacing
 from recipes.steps.guard import use_environment
 
 STOP = (signal.SIGTERM, signal.SIGUSR2)
@@ -20,34 +20,11 @@ INTERRUPTED = 128 + signal.SIGINT
 """Exit status of a process that was asked to stop."""
 
 
-def sync(path: Path) -> None:
-    """Wait until the content of a file is on the disk, so that a loss of power cannot leave its name without it."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary path to write to. It replaces `path` when the block ends without an error."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{platform.node()}.{os.getpid()}.part")
-    try:
-        yield part
-        sync(part)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 @contextmanager
 def writing(*paths: str | Path) -> Iterator[list[BinaryIO]]:
     """Files to write. They replace `paths` when the block ends without an error."""
     with ExitStack() as replaced:
-        parts = [replaced.enter_context(replacing(path)) for path in paths]
+        parts = [replaced.enter_context(replacing(Path(path))) for path in paths]
         try:
             # Closing a file may fail on a full disk, so all are closed before the first replaces its path.
             with ExitStack() as opened:

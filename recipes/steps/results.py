@@ -14,8 +14,9 @@ from typing import Any
 from tabulate import tabulate
 
 from fairseq_admin import logs
+from fairseq_admin.outputs import replacing
 from recipes.recipe import files
-from recipes.steps.common import read_lines, replacing, write_lines
+from recipes.steps.common import read_lines, write_lines
 from recipes.steps.guard import locked
 
 KEY = ("recipe", "method", "rule", "preset", "options", "seed")
@@ -33,7 +34,7 @@ COLUMNS = (
 )
 
 
-def read_log(path: str | Path, unfinished: bool = False) -> logs.Log:
+def checked_log(path: Path, unfinished: bool = False) -> logs.Log:
     """Read a run's log.
 
     Args:
@@ -42,7 +43,7 @@ def read_log(path: str | Path, unfinished: bool = False) -> logs.Log:
     Raises:
         ValueError: the log has no parameter count, no training interval or no validation.
     """
-    log = logs.parse_log(read_lines(path))
+    log = logs.read_log(path)
     if not (log.params and (unfinished or (log.train and log.valid))):
         raise ValueError(
             f"{path}: found {len(log.train)} training intervals, {len(log.valid)} validations and "
@@ -156,7 +157,7 @@ def record(run: Path, table: Path, key: dict[str, str], measured: dict[str, obje
         key: the columns KEY.
         measured: further columns, such as scores.
     """
-    log = read_log(run / "train.log")
+    log = checked_log(run / "train.log")
     row = {**key, "params": log.params, "epochs": f"{log.epochs:.2f}", "updates": log.updates, **measured}
     row |= {"hours": f"{log.hours:.2f}", "hardware": hardware(), "commit": commit(), "valid": as_cell(log.valid)}
     keep(table, row)

@@ -10,31 +10,22 @@ import os
 import platform
 import shlex
 import sys
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
-from fairseq_admin.logs import Log
 from fairseq_admin.method.schemes import SCHEMES
 from fairseq_admin.report import tables
+from fairseq_admin.report.run import Run
 from fairseq_admin.text.tokens import Text
 from recipes.steps.common import read_lines, write_lines
-from recipes.steps.results import is_attempt, papers, read_log
+from recipes.steps.results import checked_log, is_attempt, papers
 
 BASELINES = ("admin", "post-ln", "pre-ln")
 PACKAGES = ("fairseq-admin", "fairseq", "fairseq-fixed", "torch", "sacrebleu")
 SAMPLES = 5
-
-
-@dataclass(frozen=True)
-class Run:
-    name: str
-    folder: Path
-    score: dict[str, str]
-    log: Log
 
 
 def read_score(folder: Path) -> dict[str, str]:
@@ -45,7 +36,7 @@ def read_runs(folders: list[Path]) -> list[Run]:
     """The runs, in the order of the table of schemes."""
     scores = {folder: read_score(folder) for folder in sorted(folders)}
     return [
-        Run(titled(scheme.title, score["rule"]), folder, score, read_log(folder / "train.log"))
+        Run(folder, titled(scheme.title, score["rule"]), checked_log(folder / "train.log"), score=score)
         for method, scheme in SCHEMES.items()
         for folder, score in scores.items()
         if score["method"] == method

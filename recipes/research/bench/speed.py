@@ -61,7 +61,7 @@ def faked_device() -> Iterator[None]:
         yield
 
 
-class Run:
+class Timed:
     """A method's trainer and a fixed batch."""
 
     def __init__(self, method: str, sizes: Row, host: bool) -> None:
@@ -84,7 +84,7 @@ class Run:
 def rows_of(sizes: Row, host: bool, pairs: int) -> list[Row]:
     """A row for each method at one size."""
     with faked_device() if host else contextlib.nullcontext():
-        runs = [Run(method, sizes, host) for method in COMPARED]
+        runs = [Timed(method, sizes, host) for method in COMPARED]
         passes = interleaved([run.forward_backward for run in runs], pairs)
         steps = interleaved([run.step for run in runs], pairs)
         return [

@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 import conftest
-import deeper
+import new_layers
 import pytest
 import torch
-from conftest import Run, one_line_error
+from conftest import Completed, one_line_error
 from test_modes import same
 
 from fairseq_admin import cli
@@ -37,7 +37,7 @@ train = functools.partial(conftest.train, options=COMMON)
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return deeper.binarised(tmp_path_factory.mktemp("pairs"))
+    return new_layers.binarised(tmp_path_factory.mktemp("pairs"))
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def encoder(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "checkpoint_last.pt"
 
 
-def six_updates(data: Path, encoder: Path, folder: Path) -> Run:
+def six_updates(data: Path, encoder: Path, folder: Path) -> Completed:
     """Train or resume with Adam, which moves at once. Leaves checkpoint_1_3.pt and checkpoint_last.pt."""
     options = ["--finetune-from-model", encoder, "--max-update", 6, "--save-interval-updates", 3]
     return train(data, folder, *CLASSES, "--optimizer", "adam_by_group", *options)

@@ -8,12 +8,12 @@ import re
 import shutil
 from types import SimpleNamespace
 
-import deeper
+import new_layers
 import pytest
 import reference
 import torch
-from deeper import HEAD, build, pretrained
 from language import batch
+from new_layers import HEAD, build, pretrained
 from reference import PAD
 from test_schemes import MECHANISMS
 from torch import nn
@@ -31,12 +31,12 @@ SCALED = ("self_attn.v_proj.weight", "self_attn.out_proj.weight", "fc1.weight", 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return deeper.binarised(tmp_path_factory.mktemp("pairs"))
+    return new_layers.binarised(tmp_path_factory.mktemp("pairs"))
 
 
 @pytest.fixture(scope="module")
 def task(data):
-    return deeper.task(data)
+    return new_layers.task(data)
 
 
 def loaded(task, **options):
@@ -52,7 +52,7 @@ def some_words(count=4):
 
 def sentences(task, data, count=None):
     """The training set's sentences, each of shape (1, T)."""
-    dataset = deeper.task(data).load_dataset("train")
+    dataset = new_layers.task(data).load_dataset("train")
     return [dataset[i]["net_input.src_tokens"][None] for i in dataset.ordered_indices()[:count]]
 
 
@@ -273,8 +273,8 @@ def test_missing_parts_are_named(task, data, tmp_path):
         model.load_state_dict(pretrained(task))
     shutil.copytree(data, tmp_path / "bin", ignore=shutil.ignore_patterns("train*"))
     for empty, options, message in (
-        (deeper.task(tmp_path / "bin"), {}, "which is missing"),
-        (deeper.task(data, max_positions=2), {"max_positions": 2}, "has no sentence within"),
+        (new_layers.task(tmp_path / "bin"), {}, "which is missing"),
+        (new_layers.task(data, max_positions=2), {"max_positions": 2}, "has no sentence within"),
     ):
         model = build(empty, more_layers=1, more_scheme="dt-fixup", **options)
         rows = {key: tensor.size(0) for key, tensor in model.state_dict().items() if "positions" in key}

@@ -35,7 +35,7 @@ from .stacks import AdminEncoder
 logger = logging.getLogger(__name__)
 
 
-class MoreLayers(AdminEncoder):
+class NewLayers(AdminEncoder):
     """An encoder of a scheme's layers whose input is another encoder's output.
 
     Its state dict has a record of its scheme and of the measurements.
@@ -108,11 +108,11 @@ def largest_norm(encode: Callable[[Tensor], Tensor], batches: Iterable[Tensor], 
     return torch.stack([torch.linalg.vector_norm(output, dim=-1).max() for output in outputs]).max()[None]
 
 
-def set_up(more: MoreLayers, encode: Callable[[Tensor], Tensor], batches: Iterable[Tensor], sentences: int) -> None:
+def set_up(new: NewLayers, encode: Callable[[Tensor], Tensor], batches: Iterable[Tensor], sentences: int) -> None:
     """Measure, then set ω or scale the weights, the same on all data-parallel ranks, and record the measurement.
 
     Args:
-        more: the new layers, in evaluation mode.
+        new: the new layers, in evaluation mode.
         encode: maps tokens (B, T) to the encoder's output (B, T, C), in evaluation mode.
         batches: the training set's tokens, each (B, T).
         sentences: number of sentences in all batches.
@@ -123,14 +123,14 @@ def set_up(more: MoreLayers, encode: Callable[[Tensor], Tensor], batches: Iterab
     start = time.perf_counter()
     record: dict[str, object]
     with torch.no_grad():
-        if more.by_norm:
-            mu = from_first_rank(largest_norm(encode, batches, more.padding_idx)).item()
+        if new.by_norm:
+            mu = from_first_rank(largest_norm(encode, batches, new.padding_idx)).item()
             if not math.isfinite(mu):
                 raise AdminError(
                     f"the largest norm of the pre-trained encoder's output is {mu}; a finite number was expected. The "
                     "output overflows, or the weights are damaged: check it with fairseq-validate, or train in fp32."
                 )
-            initial_weights.dt_fixup_scale(more, mu)
+            initial_weights.dt_fixup_scale(new, mu)
             record, summary = {"mu": mu}, f"largest norm of the encoder's output (mu) {mu:.4g}"
         else:
             tokens = next(iter(batches))
@@ -138,12 +138,12 @@ def set_up(more: MoreLayers, encode: Callable[[Tensor], Tensor], batches: Iterab
 
             def measure() -> Tensor:
                 with contextlib.ExitStack() as undo:
-                    stack = observe(more, more.cfg.admin_init, tokens, undo)
-                    more.extend(tokens, encode(tokens))
+                    stack = observe(new, new.cfg.admin_init, tokens, undo)
+                    new.extend(tokens, encode(tokens))
                 return stack.omega()
 
-            _, summary = profile_stacks({"new layers": shortcut_norms(more)}, measure, from_first_rank)
-            record = {"rule": more.cfg.admin_init}
-    more.record({**record, "sentences": sentences})
+            _, summary = profile_stacks({"new layers": shortcut_norms(new)}, measure, from_first_rank)
+            record = {"rule": new.cfg.admin_init}
+    new.record({**record, "sentences": sentences})
     seconds = time.perf_counter() - start
     logger.info("Admin: on %d sentences in evaluation mode in %.2f s: %s", sentences, seconds, summary)

@@ -19,18 +19,19 @@ from ..fast.model import speed_up, wanted
 from ..fast.plain import plain_layers
 from ..fast.stacks import FastEncoder
 from ..method import provenance
-from ..method.extra_layers import MoreLayers, set_up
+from ..method.new_layers import NewLayers, set_up
 from ..method.schemes import SCHEMES
 from ..rates import LrGroup, set_lr_group
-from .config import DeeperOptions, fill, fill_masked, flat_encoder, nested
+from .config import NewLayersOptions, fill, fill_masked, flat_encoder, nested
 from .masked_language_model import AdminMaskedEncoder, MaskedLMAdminModel
 from .presets import register_presets
 from .refusals import refuse_new_layers
 
-MORE = "more."
+NEW_LAYERS = "more."
+"""The new layers in a state dict."""
 
 
-def _more_options(args: Namespace) -> Any:
+def _new_layer_options(args: Namespace) -> Any:
     """The options of the new layers, as fairseq's layers read them."""
     cfg = nested(copy.deepcopy(args), ["encoder"])
     cfg.admin_scheme = args.more_scheme
@@ -46,12 +47,13 @@ def _more_options(args: Namespace) -> Any:
 
 
 def _fill(args: Namespace, **sizes: int) -> None:
-    fill(args, **{option.name: option.default for option in fields(DeeperOptions) if not option.name.startswith("_")})
+    options = (option for option in fields(NewLayersOptions) if not option.name.startswith("_"))
+    fill(args, **{option.name: option.default for option in options})
     fill_masked(args, **sizes)
 
 
-class FastMoreLayers(MoreLayers, FastEncoder):
-    """`MoreLayers`, batch-first."""
+class FastNewLayers(NewLayers, FastEncoder):
+    """`NewLayers`, batch-first."""
 
 
 @register_model("deeper_admin")
@@ -77,11 +79,11 @@ class DeeperAdminModel(MaskedLMAdminModel):
         super().__init__(args, encoder)
         self.pretrained = False
         self._task = weakref.ref(task)  # weak, so that a copy of the model (--store-ema) does not copy the data
-        self.more: MoreLayers | None = None
+        self.more: NewLayers | None = None
         if args.more_layers:
             # Build these after RoBERTa's __init__, which draws the weights of every module that exists.
-            cfg = _more_options(args)
-            self.more = (FastMoreLayers if wanted(cfg) else MoreLayers)(cfg, task.source_dictionary)
+            cfg = _new_layer_options(args)
+            self.more = (FastNewLayers if wanted(cfg) else NewLayers)(cfg, task.source_dictionary)
             speed_up(self.more, cfg, {"encoder": self.more})
         self.slower: LrGroup | None = None
         self.frozen = args.pretrained_lr_factor == 0
@@ -93,7 +95,7 @@ class DeeperAdminModel(MaskedLMAdminModel):
     @staticmethod
     def add_args(parser) -> None:
         MaskedLMAdminModel.add_args(parser)
-        gen_parser_from_dataclass(parser, DeeperOptions())
+        gen_parser_from_dataclass(parser, NewLayersOptions())
 
     @classmethod
     def build_model(cls, args, task):
@@ -153,20 +155,20 @@ class DeeperAdminModel(MaskedLMAdminModel):
             AdminError: see `SchemeModel`; or the checkpoint's encoder or new layers are not those of this model; or
                 there is no training set.
         """
-        state = {key[len(MORE) :]: state_dict.pop(key) for key in list(state_dict) if key.startswith(MORE)}
+        state = {key[len(NEW_LAYERS) :]: state_dict.pop(key) for key in list(state_dict) if key.startswith(NEW_LAYERS)}
         self.upgrade_state_dict(state_dict)
         self._refuse_other_sizes(state_dict)
-        more, self.more = self.more, None
+        new_layers, self.more = self.more, None
         result = super().load_state_dict(state_dict, strict, model_cfg, args)
-        self.more = more
+        self.more = new_layers
         self.pretrained = True
-        if state or more is None:
-            self._load_more(state, strict)
-        elif more.measured:
-            self._set_up(more)
+        if state or new_layers is None:
+            self._load_new_layers(state, strict)
+        elif new_layers.measured:
+            self._set_up(new_layers)
         return result
 
-    def _load_more(self, state: dict[str, Tensor], strict: bool) -> None:
+    def _load_new_layers(self, state: dict[str, Tensor], strict: bool) -> None:
         layers = {key.split(".")[1] for key in state if key.startswith("layers.")}
         record = (provenance.decode(state[provenance.KEY]) or {}) if provenance.KEY in state else {}
         expected = (len(self.more.layers), self.more.cfg.admin_scheme) if self.more is not None else (0, None)
@@ -178,7 +180,7 @@ class DeeperAdminModel(MaskedLMAdminModel):
         if self.more is not None:
             self.more.load_state_dict(state, strict)
 
-    def _set_up(self, more: MoreLayers) -> None:
+    def _set_up(self, new_layers: NewLayers) -> None:
         """Set the new layers up on the training set."""
         data, order = self._training_set(self._task())
         budget = max(self.cfg.admin_profile_tokens, max(map(data.num_tokens, order)))  # at least one sentence
@@ -188,7 +190,7 @@ class DeeperAdminModel(MaskedLMAdminModel):
         training = self.training
         self.eval()
         with plain_layers(self):
-            set_up(more, lambda tokens: self.encoder(tokens, features_only=True)[0], batches, len(order))
+            set_up(new_layers, lambda tokens: self.encoder(tokens, features_only=True)[0], batches, len(order))
         self.train(training)
 
     def _training_set(self, task: FairseqTask) -> tuple[Any, Any]:
