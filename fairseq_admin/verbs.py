@@ -33,7 +33,7 @@ def omega(args: argparse.Namespace) -> str:
         AdminError: the checkpoint has no ω.
     """
     from .checkpoints.checkpoint import Checkpoint
-    from .core.omega import omega_summary
+    from .method.state_dict import omega_summary
 
     checkpoint = Checkpoint.read(args.checkpoint)
     stacks, record, new_layers = checkpoint.omegas, checkpoint.record, checkpoint.new_layers

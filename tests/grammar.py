@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
-import fairseq_admin.pytorch.at_writer as admin
+import fairseq_admin.pytorch as admin
 from fairseq_admin.errors import AdminError
 
 BATCH, TIME, C = 3, 6, 8
@@ -117,6 +117,11 @@ FACTORED: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 """Sums with another factor at the shortcut: no sub-layers."""
 
 
+def own_dropout(x: Tensor, training: bool) -> Tensor:
+    """It returns its argument in evaluation mode."""
+    return x * (torch.rand_like(x[:, :1]) > 0.5) * 2 if training else x
+
+
 def experts(self: Any, x: Tensor) -> Tensor:
     h = x.reshape(-1, C)
     weight, chosen = self.gate(h).softmax(-1).max(-1)
@@ -198,6 +203,8 @@ FOLDED = {
     "a writer twice": inline(lambda s, x: s.p(x.tanh()) + s.p(x.cos()), p=linear),
     "masked": inline(lambda s, x: s.p(x) * KEPT, p=linear),
     "dropped": inline(lambda s, x: F.dropout(s.p(x), 0.2, s.training), p=linear),
+    "a dropout of one's own": Branch(
+        lambda: nn.Sequential(linear(), module(lambda s, x: own_dropout(x, s.training)))),
     "chunked": inline(lambda s, x: torch.cat([s.p(part) for part in x.chunk(2, 1)], 1), p=feed_forward),
     "a factor": inline(lambda s, x: 0.5 * s.p(x), p=linear),
     "written over": inline(lambda s, x: s.p(x).add_(s.b0), p=lambda: linear(bias=False), b0=lambda: zeros(C)),
@@ -269,6 +276,7 @@ BRANCHES = (
 SHORTCUTS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "x": lambda s, x: x,
     "dropout": lambda s, x: F.dropout(x, 0.1, s.training),
+    "a dropout of one's own": lambda s, x: own_dropout(x, s.training),
     "clone": lambda s, x: x.clone(),
     "detach": lambda s, x: x.detach(),
     "module": lambda s, x: s.identity(x),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ import transformers
 from torch import Tensor, nn
 
 import fairseq_admin.pytorch as admin
+from fairseq_admin.pytorch.batch import call
+from fairseq_admin.pytorch.trace import tensors
 
 WORDS = 60
 PADDED = torch.tensor([[1] * 7, [1] * 5 + [0] * 2, [1] * 6 + [0]])
@@ -79,68 +82,117 @@ def output(model: Any, batch: dict[str, Any]) -> Tensor:
     return result if isinstance(result, Tensor) else result["logits"]
 
 
-def perturbed(model: Any) -> Any:
-    """The model with a different ω at every channel, as after training."""
-    generator = torch.Generator().manual_seed(3)
-    for name, parameter in model.named_parameters():
-        if name.endswith("omega_delta"):
-            parameter.data = torch.empty_like(parameter).uniform_(-0.4, 0.6, generator=generator)
+def with_omega(model: Any) -> Any:
+    """The attached model with another ω at every branch, from 1.5 on. (Attach gives all of a stack the same.)"""
+    for number, omega in enumerate(admin.omegas(model).values()):
+        omega.fill_(1.5 + number / 2)
     return model
 
 
 def trained(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """An attached model, as in the middle of training, and its batch."""
+    """An attached model with a different ω at every branch, and its batch."""
     model, batch = build(name, dtype, **options)
-    admin.attach(model, batch)
-    admin.profile(model, batch)
-    return perturbed(model), batch
+    return with_omega(admin.attach(model, batch)), batch
 
 
 class WrittenOut(nn.Module):
-    """A BERT whose output modules have their own forward, which computes LN(x ⊙ ω + f(x)).
+    """A BERT whose output modules have their own forward, which computes LN(ω x + f(x)).
 
-    Each ω is a parameter of this module; `omegas` has the order of the sub-layers.
+    `omegas` has the order of the sub-layers.
     """
 
-    def __init__(self, model: Any, omegas: list[Tensor]) -> None:
+    def __init__(self, model: Any, omegas: Iterable[Tensor]) -> None:
         super().__init__()
         self.model = model
-        self.omegas = nn.ParameterList([nn.Parameter(omega.clone()) for omega in omegas])
         modules = [module for layer in model.bert.encoder.layer for module in (layer.attention.output, layer.output)]
-        for module, omega in zip(modules, self.omegas):
+        for module, omega in zip(modules, omegas, strict=True):
             module.forward = lambda f, x, m=module, w=omega: m.LayerNorm(m.dropout(m.dense(f)) + x * w)
 
     def forward(self, **batch: Any) -> Any:
         return self.model(**batch)
 
 
-X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+C = 8
+X = torch.randn(2, 5, C, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 """A batch of a `Stack`. Shape (B, T, C)."""
 
 
-class Stack(nn.Module):
-    """A norm, three layers of one class, and a projection."""
+class Layer(nn.Module):
+    """A Post-LN layer whose feed-forward is written inside forward. Tests override its methods."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(C, 2, batch_first=True)
+        self.a, self.b = nn.LayerNorm(C), nn.LayerNorm(C)
+        self.up, self.down = nn.Linear(C, 2 * C), nn.Linear(2 * C, C)
+
+    def attend(self, x: Tensor) -> Tensor:
+        result: Tensor = self.attn(x, x, x, need_weights=False)[0]
+        return result
+
+    def feed(self, x: Tensor) -> Any:
+        return self.down(nn.functional.gelu(self.up(x)))
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.a(x + self.attend(x))
+        return self.b(x + self.feed(x))
+
+
+def layer(forward: Any = None, parts: Any = (), **methods: Any) -> Callable[[], nn.Module]:
+    """A function that makes layers with another forward, other methods, and more parts: functions by name."""
+    kind = type("Kind", (Layer,), {**methods, **({"forward": forward} if forward else {})})
+
+    def make() -> nn.Module:
+        made = kind()
+        for name, part in dict(parts).items():
+            setattr(made, name, part())
+        return made
+
+    return make
+
+
+class Stack(nn.Module):
+    """A norm, three layers, and a projection."""
+
+    def __init__(self, make: Callable[[], nn.Module] = Layer) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.before, self.out = nn.LayerNorm(8), nn.Linear(8, 8)
-        self.layers = nn.ModuleList([layer() for _ in range(3)])
+        self.before, self.out = nn.LayerNorm(C), nn.Linear(C, C)
+        self.layers = nn.ModuleList([make() for _ in range(3)])
+        self.double()
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Tensor, *others: Tensor) -> Any:
         x = self.before(x)
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x, *others)
         return self.out(x)
 
 
-class ChannelsFirst(nn.Module):
-    """A layer of a `Stack` in which channels come before positions."""
+SITES = [f"layers.{i}.{norm}" for i in range(3) for norm in "ab"]
+"""The norms of the sub-layers of a `Stack`."""
+WRITERS = [f"layers.{i}.{writer}" for i in range(3) for writer in ("attn", "down")]
+"""The modules that return its branches."""
 
-    def __init__(self):
-        super().__init__()
-        self.norm, self.convolution = nn.BatchNorm1d(8), nn.Conv1d(8, 8, 1)
 
-    def forward(self, x):
-        x = x.transpose(1, 2)
-        return self.norm(x + self.convolution(x).tanh()).transpose(1, 2)
+def outputs(model: nn.Module, batch: Any) -> list[Tensor]:
+    """All tensors that a model returns, with a fixed random seed."""
+    torch.manual_seed(2)
+    return tensors(call(model, batch))
+
+
+def apart(some: list[Tensor], others: list[Tensor]) -> float:
+    """The largest difference between two lists of outputs."""
+    return max((a - b).abs().max().item() for a, b in zip(some, others, strict=True))
+
+
+def check_folds(model: nn.Module, batch: Any, stacks: list[int]) -> None:
+    """Attach changes no bit at ω = 1, other ω act, and a fold keeps all outputs. `stacks`: sub-layers of each stack."""
+    model.eval()
+    stock = outputs(model, batch)
+    admin.attach(model, batch, omega=1)
+    attachment: Any = model._admin
+    assert list(attachment.stacks.values()) == stacks, attachment
+    assert apart(stock, outputs(model, batch)) == 0
+    before = outputs(with_omega(model), batch)
+    admin.fold(model, batch)
+    assert apart(before, outputs(model, batch)) < 1e-12 < 1e-3 < apart(before, stock)

@@ -218,16 +218,13 @@ def test_says_why_steps_are_not_recorded(caplog: pytest.LogCaptureFixture) -> No
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", QUIET)
 def test_attached_on_cuda(name: str) -> None:
-    """Do ω, the weights after three steps and the fold equal the CPU's, and does the fold hold under autocast?"""
-    outputs_by_device, kept, profiled = [], {}, []
+    """Do the weights after three steps and the fold equal the CPU's, and does the fold hold under autocast?"""
+    outputs_by_device = []
     for there in (False, True):
         model, batch = build(name, **QUIET[name])
         if there:
             model, batch = model.cuda(), {key: value.cuda() for key, value in batch.items()}
         admin.attach(model, batch)
-        profiled.append(torch.stack([omega.cpu() for omega in admin.profile(model, batch).values()]))
-        model.load_state_dict(kept, strict=False)  # use the CPU's ω: in float32, a GPU's differs by a rounding
-        kept = {key: value.cpu() for key, value in model.state_dict().items() if key.endswith("omega_init")}
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         for _ in range(3):
             optimizer.zero_grad()
@@ -246,7 +243,6 @@ def test_attached_on_cuda(name: str) -> None:
         assert (attached - folded).abs().max() < 1e-12  # a few sub-layers, each with a few roundings
         assert (rounded - folded_rounded).abs().max() < 0.02 * attached.abs().max()
         outputs_by_device.append(attached.detach().double().cpu())
-    torch.testing.assert_close(*profiled, rtol=2**-22, atol=0)
     torch.testing.assert_close(*outputs_by_device, rtol=1e-6, atol=1e-9)
 
 

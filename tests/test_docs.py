@@ -141,9 +141,7 @@ def test_the_site_builds(tmp_path):
     assert 'href="results/#demo"' in start and 'src="images/24-layers.png"' in start
 
 
-@pytest.mark.parametrize(
-    "documented", [TransformerAdminModel, RAdam, admin.attach, admin.profile, admin.fold, admin.diagnose]
-)
+@pytest.mark.parametrize("documented", [TransformerAdminModel, RAdam, admin.attach, admin.fold, admin.diagnose])
 def test_docstring_examples_run(documented: type) -> None:
     torch.manual_seed(1)
     finder, names = doctest.DocTestFinder(recurse=False), {"torch": torch, "admin": admin}

@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
-from fairseq_admin.core.omega import omega_from_depth, omega_summary
+from fairseq_admin.core.omega import omega_from_depth
 from fairseq_admin.method.profile_rules import next_omega, omega_from_variances, variance
+from fairseq_admin.method.state_dict import omega_summary
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from post_ln import ChannelsFirst, Stack, X, build
+from post_ln import Stack, X, build
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
@@ -122,8 +122,20 @@ def test_a_blind_copy_reads_nothing_and_trains():
     assert trainer.train(trainer.blind(), 1e-2, 0, 40) < 0.5
 
 
+class ChannelsFirst(nn.Module):
+    """A layer of a `Stack` in which channels come before positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.convolution = nn.BatchNorm1d(8), nn.Conv1d(8, 8, 1)
+
+    def forward(self, x):
+        x = x.transpose(1, 2)
+        return self.norm(x + self.convolution(x)).transpose(1, 2)
+
+
 def test_a_blind_copy_knows_no_position_if_channels_come_first():
-    out = diagnosing.Trainer(Stack(ChannelsFirst).double(), [X], lambda model, x: model(x).sum(), adam).blind()(X)
+    out = diagnosing.Trainer(Stack(ChannelsFirst), [X], lambda model, x: model(x).sum(), adam).blind()(X)
     torch.testing.assert_close(out, out[:1, :1].expand_as(out))
 
 
@@ -179,7 +191,7 @@ def test_only_smaller_changes_than_one_that_learns_go_on(scripted):
         ((None, True, 1.0), r"but did with a rate of 1, \d+ steps of warm-up\.$"),
         (("log", True, 1.0), r"but did with omega by the rule log, a rate of 1, "),
         ((None, False, 0.5), r"but did with a rate of 0\.5, 0 steps"),
-        (("reference", True, 0.5), r"but did with omega by the rule reference, a rate of 0\.5, "),
+        (("log", True, 0.5), r"but did with omega by the rule log, a rate of 0\.5, "),
         ((None, False, 3.0), r"but did with a rate of 3, "),
     ],
 )
@@ -233,7 +245,7 @@ def test_a_repetition_has_other_weights_of_the_same_law_and_other_batches():
 def test_seen():
     seen = " ".join(diagnose(Model(3, drawn=False)).seen)
     assert "copies (encoder.layers.0.self_attn.in_proj_weight, encoder.layers.1.self_attn.in_proj_weight" in seen
-    assert "Admin is off: norm reads a sum of which no term depends on the other." in seen
+    assert "Admin is off: norm reads a sum whose shortcut no norm wrote." in seen
     model = Model(2)
     model.encoder.layers[1].linear2.weight.data *= 0.01
     (small,) = [line for line in diagnose(model, [1e-3]).seen if line.startswith("Two steps")]
@@ -244,7 +256,7 @@ def test_seen():
 def test_refused():
     with pytest.raises(ValueError, match="Post-LN"):
         diagnose(Model(norm_first=True))
-    with pytest.raises(ValueError, match=r"steps=1000 leaves 1 steps a trial; expected steps=4020 or more"):
+    with pytest.raises(ValueError, match=r"steps=1000 leaves 2 steps a trial; expected steps=3460 or more"):
         diagnose(Model(), steps=1000)
     with pytest.raises(ValueError, match="read only once"):
         admin.diagnose(Model(), iter(BATCHES), loss=loss, optimizer=adam, rates=[1e-3], steps=5000)

@@ -42,15 +42,25 @@ def test_another_factor_at_the_shortcut_is_named(name):
     assert "reads a sum with a factor at the shortcut, as DeepNorm's" in grammar.check(2 * [Kind(join=name)])
 
 
-def kinds(branches):
+def stacks(branches):
+    """Stacks of one to three layers, each of a norm, a sum, a branch and a shortcut."""
     choices = (grammar.NORMS, grammar.JOINS, branches, grammar.SHORTCUTS)
     return st.lists(st.builds(Kind, *(st.sampled_from(sorted(names)) for names in choices)), min_size=1, max_size=3)
 
 
-OPTIONS = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None, "print_blob": False}
+SEARCH = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None, "derandomize": True}
 
 
-@settings(max_examples=12, derandomize=True, **OPTIONS)
-@given(kinds(grammar.FOLDED), st.sampled_from([1, 1, 2]), st.integers(0, 99))
-def test_any_of_them_are_folded(kinds, rounds, seed):
-    assert grammar.check(kinds, rounds, seed) == "folded"
+@settings(max_examples=12, **SEARCH)
+@given(stacks(grammar.FOLDED), st.sampled_from([1, 1, 2]), st.integers(0, 99))
+def test_any_of_them_are_folded(stack, rounds, seed):
+    assert grammar.check(stack, rounds, seed) == "folded"
+
+
+@pytest.mark.nightly
+@settings(max_examples=100, **SEARCH)
+@given(stacks(grammar.BRANCHES), st.sampled_from([1, 1, 2]), st.integers(0, 99))
+def test_any_of_them_are_folded_or_kept_or_refused(stack, rounds, seed):
+    names = {kind.branch for kind in stack}
+    result = grammar.check(stack, rounds, seed)
+    assert (result == "folded") or not names <= grammar.FOLDED.keys()

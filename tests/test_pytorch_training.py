@@ -1,20 +1,14 @@
-"""Training of an attached model: in half precision, with checkpointing, compiled, and in two processes.
-
-Its ω are compared with those of fairseq's layers.
-"""
+"""Training of an attached model: in half precision, with checkpointing, compiled, and in two processes."""
 
 from __future__ import annotations
 
 import copy
-import itertools
 import socket
-from functools import partial
 
 import pytest
-import reference
 import torch
 from kinds import assert_equal
-from post_ln import QUIET, build, output, trained
+from post_ln import QUIET, Stack, X, build, output, trained, with_omega
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -46,7 +40,7 @@ def test_autocast(name, half):
         attached = output(model, batch).float()
         admin.fold(model)
         folded = output(model, batch).float()
-    assert all(torch.isfinite(gradient).all() for gradient in grown.values()) and "omega" in " ".join(grown)
+    assert all(torch.isfinite(gradient).all() for gradient in grown.values())
     # bfloat16 has 8 significant bits; errors add up over a few sub-layers.
     assert (attached - folded).abs().max() < 0.05 * attached.abs().max()
 
@@ -58,7 +52,8 @@ def test_a_model_all_in_half_stays_so(half):
     stock = output(model, batch)
     admin.attach(model, batch, omega=1)
     assert torch.equal(output(model, batch), stock) and stock.dtype == half
-    assert next(iter(admin.profile(model, batch).values())).dtype == torch.float32
+    assert output(with_omega(model), batch).dtype == half
+    assert next(iter(admin.omegas(model).values())).dtype == torch.float32
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -70,22 +65,21 @@ def test_gradient_checkpointing_has_the_same_gradients(name, reentrant):
     if reentrant:
         model.enable_input_require_grads()
     saving = gradients(model, batch)
-    assert plain.keys() == saving.keys() and len([key for key in plain if "omega" in key]) > 5
+    assert plain.keys() == saving.keys()
     for key, gradient in plain.items():
         assert torch.allclose(saving[key], gradient, rtol=1e-9, atol=1e-14), key
+    copy.deepcopy(model)  # nothing of the forward is kept
 
 
-def test_replicas_that_run_at_once_have_their_own_shortcuts():
-    """Replicas keep separate shortcuts. DataParallel (the Trainer's default on several GPUs) shares hooks."""
-    model, batch = build("bert")
-    admin.attach(model, batch)
-    (site,) = {hook.__self__ for hook in model.bert.encoder.layer[1].output.LayerNorm._forward_pre_hooks.values()}
-    site.set_omega(3)
-    replicas = [(site.norm, torch.ones(2, 16)), (copy.deepcopy(site.norm).to("meta"), torch.ones(2, 16, device="meta"))]
-    for _, x in replicas:
-        site.capture(["x"], "x", site.norm, (x,), {})
-    (total, *_), (other, *_) = (site.scale(norm, (x,)) for norm, x in replicas)
-    assert total.eq(3).all() and other.is_meta and not site.shortcuts
+def test_replicas_of_data_parallel_have_omega():
+    """DataParallel, the Trainer's default on several GPUs, copies all modules for a forward; hooks are shared."""
+    model = with_omega(admin.attach(Stack(), X))
+    replicas = {module: module._replicate_for_data_parallel() for module in model.modules()}
+    for module, replica in replicas.items():
+        replica._modules.update((name, replicas[child]) for name, child in module._modules.items())
+        for name, parameter in module._parameters.items():
+            replica.__dict__[name] = parameter
+    assert torch.equal(replicas[model](X), model(X))
 
 
 @pytest.mark.slow
@@ -123,13 +117,10 @@ def on_two_ranks(work):
 
 
 def step_under_ddp(rank):
-    """Attach, profile and make one step, each rank on its own batch. Returns ω before and after."""
-    model, batch = build("bart", torch.float32)
+    """One step, each rank on its own batch. Returns the folded weights."""
+    model, batch = trained("bart", torch.float32)
     batch["input_ids"] = batch["input_ids"].roll(rank * 3, 1)
-    admin.attach(model, batch)
     wrapped = DistributedDataParallel(model)
-    admin.profile(wrapped, batch)
-    omega = {key: value.clone() for key, value in admin.omegas(wrapped).items()}
     optimizer = torch.optim.Adam(wrapped.parameters(), lr=0.01)
     wrapped(**batch).loss.backward()
     optimizer.step()
@@ -137,49 +128,36 @@ def step_under_ddp(rank):
         admin.attach(DistributedDataParallel(build("bart")[0]), batch)
     with pytest.raises(ValueError, match="^DDP holds on to omega; fold the model inside, ddp.module, and wrap that"):
         admin.fold(wrapped)
-    trained = admin.omegas(wrapped)
+    weights = admin.folded_state_dict(wrapped)
     admin.fold(wrapped.module, batch)
     DistributedDataParallel(wrapped.module)(**batch).loss.backward()
-    return omega, trained
+    return weights
 
 
 @pytest.mark.slow
-def test_two_processes_have_the_first_ones_omega():
-    (first, after_first), (second, after_second) = on_two_ranks(step_under_ddp)
-    model, batch = build("bart", torch.float32)
-    admin.attach(model, batch)
-    admin.profile(model, batch)
-    for key, omega in admin.omegas(model).items():
-        assert torch.equal(first[key], omega) and torch.equal(second[key], omega)
-        assert torch.equal(after_first[key], after_second[key]) and not torch.equal(after_first[key], omega)
+def test_two_processes_have_the_same_weights():
+    first, second = on_two_ranks(step_under_ddp)
+    assert_equal(first, second)
+    trained_alone = admin.folded_state_dict(trained("bart", torch.float32)[0])
+    assert trained_alone.keys() == first.keys() and any((first[key] != trained_alone[key]).any() for key in first)
 
 
 def steps_in_shards(rank):
-    """Train a whole model and a sharded one on one batch, with ω profiled before or after sharding.
-
-    BERT passes x to a module inside the layer; torch's encoder passes x to the layer, or computes it there.
-    """
+    """Train a whole model and a sharded one on one batch."""
     mesh = init_device_mesh("cpu", (2,))
-    for name, before in itertools.product(("encoder", "bert"), (True, False)):
+    for name in ("encoder", "bert"):
         states = []
         for shards in (False, True):
-            model, batch = build(name, torch.float32, **QUIET[name])
-            admin.attach(model, batch)
-            if before:
-                admin.profile(model, batch)
+            model, batch = trained(name, torch.float32, **QUIET[name])
             layers = model.bert.encoder.layer if name == "bert" else model.layers
             for module in [*layers, model] if shards else []:
                 fully_shard(module, mesh=mesh)
-            if not before:
-                admin.profile(model, batch)
             optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
             for _ in range(2):
                 output(model, batch).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-            states.append(
-                admin.folded_state_dict(model) | {f"{name} ω": it for name, it in admin.omegas(model).items()}
-            )
+            states.append(admin.folded_state_dict(model))
         assert_equal(*states)
     with pytest.raises(ValueError, match="^FSDP has this model in shards; load folded_state_dict"):
         admin.fold(model, batch)
@@ -192,36 +170,3 @@ def steps_in_shards(rank):
 def test_in_shards_it_is_the_same_training():
     """Training with FSDP2 shards is the same, bit for bit. The folded weights are whole on every rank."""
     on_two_ranks(steps_in_shards)
-
-
-def profile_by_hand(model, batch, rule):
-    """ω of an nn.Transformer, with its layers written out."""
-    memory, omegas = None, []
-    for side, name in (("encoder", "src"), ("decoder", "tgt")):
-        x, padding, mask = (batch.get(f"{name}{argument}") for argument in ("", "_key_padding_mask", "_mask"))
-        profile = reference.Profile(rule, ~padding.t())
-        for layer in getattr(model, side).layers:
-            x = profile(x, partial(layer._sa_block, attn_mask=mask, key_padding_mask=padding), layer.norm1)
-            if side == "decoder":
-                attend = partial(layer._mha_block, mem=memory, attn_mask=None, key_padding_mask=None)
-                x = profile(x, attend, layer.norm2)
-            x = profile(x, layer._ff_block, layer.norm3 if side == "decoder" else layer.norm2)
-        memory = getattr(model, side).norm(x)
-        omegas += profile.omega
-    return omegas
-
-
-@pytest.mark.parametrize("rule", ["reference", "paper"])
-def test_the_profile_is_that_of_the_layers_written_out(rule):
-    """Also with dropout, as in training: both draw the same."""
-    model, batch = build("transformer")
-    admin.attach(model.eval(), batch)
-    torch.manual_seed(3)
-    omegas = admin.profile(model, batch, rule=rule)
-    names = {"encoder": (1, 2), "decoder": (1, 2, 3)}
-    assert list(omegas) == [f"{side}.layers.{i}.norm{n}" for side in names for i in range(2) for n in names[side]]
-    assert all(omega.eq(omegas[name]).all() for name, omega in admin.omegas(model).items())
-    torch.manual_seed(3)
-    expected = profile_by_hand(model.train(), batch, rule)
-    # ω is float32.
-    assert [omega.item() for omega in omegas.values()] == pytest.approx(expected, rel=1e-6) and max(expected) > 1.2

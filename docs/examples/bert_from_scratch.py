@@ -82,8 +82,7 @@ def run(method: str, rate: float, args: argparse.Namespace, train: Tensor, valid
     model = BertForMaskedLM(config)
     batches = [masked(train[torch.randint(len(train), (BATCH,))]) for _ in range(args.updates)]
     if method == "admin":
-        admin.attach(model, batches[0], omega=1)  # before the optimizer is made
-        admin.profile(model, batches[0])
+        admin.attach(model, batches[0])
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: min(1, (update + 1) / WARM_UP))
     curve = []

@@ -1,7 +1,7 @@
 """A deep Post-LN language model of torch.nn: stock, as Pre-LN, and with Admin, from the same initial weights.
 
     OMP_NUM_THREADS=1 python docs/examples/nn_transformer.py                              # three methods, one core
-    python docs/examples/nn_transformer.py --method admin --rule reference --rate 1e-3 5e-4 3e-4 --seed 1 2
+    python docs/examples/nn_transformer.py --method admin --rule log --rate 1e-3 5e-4 3e-4 --seed 1 2
 
 The text is the reference that Python carries for its own help(); a word or a punctuation mark is a token.
 """
@@ -22,7 +22,7 @@ import fairseq_admin.pytorch as admin
 WIDTH, LENGTH, BATCH, WORDS = 128, 32, 8, 2000
 WARM_UP = 100
 METHODS = ["post-ln", "pre-ln", "admin"]
-BY_DEPTH, PROFILED = ["constant", "log"], ["reference", "paper"]
+RULES = ["constant", "log", "linear"]
 
 
 class LanguageModel(nn.Module):
@@ -72,10 +72,7 @@ def run(method: str, rule: str, rate: float, seed: int, layers: int, updates: in
     model = LanguageModel(layers, norm_first=method == "pre-ln")
     batches = [train[torch.randint(len(train), (BATCH,))] for _ in range(updates)]
     if method == "admin":
-        words = batches[0][:, :-1]
-        admin.attach(model, words, omega=1 if rule in PROFILED else rule)  # before the optimizer is made
-        if rule in PROFILED:
-            admin.profile(model, words, rule=rule)
+        admin.attach(model, batches[0][:, :-1], omega=rule)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: min(1, (update + 1) / WARM_UP))
     for batch in batches:
@@ -96,7 +93,7 @@ def run(method: str, rule: str, rate: float, seed: int, layers: int, updates: in
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--method", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--rule", choices=[*BY_DEPTH, *PROFILED], default="constant", help="of omega, for admin")
+    parser.add_argument("--rule", choices=RULES, default="constant", help="of omega, for admin")
     parser.add_argument("--rate", nargs="+", type=float, default=[1e-3])
     parser.add_argument("--seed", nargs="+", type=int, default=[1])
     parser.add_argument("--layers", type=int, default=24)

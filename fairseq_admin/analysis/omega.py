@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..core.omega import omega_from_depth, omega_summary
+from ..core.omega import omega_from_depth
 from ..errors import AdminError
 from ..method import state_dict
 from . import figure
@@ -33,8 +33,8 @@ def by_stack(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
     return {
         side: {
             "sublayers": list(sublayers),
-            "profiled": [omega_summary(omega)["mean"] for omega in profiled[side].values()],
-            "trained": [omega_summary(omega) for omega in sublayers.values()],
+            "profiled": [state_dict.omega_summary(omega)["mean"] for omega in profiled[side].values()],
+            "trained": [state_dict.omega_summary(omega) for omega in sublayers.values()],
             "closed form": {rule: omega_from_depth(rule, len(sublayers)) for rule in RULES},
         }
         for side, sublayers in state_dict.omegas(weights).items()

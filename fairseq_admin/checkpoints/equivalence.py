@@ -20,8 +20,8 @@ from torch import Tensor
 
 from .. import fingerprint
 from ..bar import progress
-from ..core.folding import largest_difference
 from ..errors import explained
+from ..method.folding import largest_difference
 from .building import build
 from .checkpoint import Checkpoint
 from .stock import max_positions

@@ -1,6 +1,6 @@
 """Fold omega into stock Post-LN weights that compute the same function (Liu et al. 2020, appendix C).
 
-core/folding.py has the algebra; this file knows fairseq's names. The shortcut of a sub-layer is the output of the
+method/folding.py has the algebra; this file knows fairseq's names. The shortcut of a sub-layer is the output of the
 norm before it, and only the sub-layer reads that output. In encoder-attention only the query reads it; key and value
 read the encoder.
 
@@ -26,9 +26,8 @@ from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor
 
 from .. import fingerprint
-from ..core import folding
 from ..errors import AdminError
-from ..method import provenance
+from ..method import folding, provenance
 from ..method.state_dict import LEGACY_KEYS, OMEGA_DELTA, OMEGA_INIT, layers, omega
 from ..version import __version__
 from .building import check_weights

@@ -1,13 +1,8 @@
-"""ω from a depth, and ω described."""
+"""ω from a depth."""
 
 from __future__ import annotations
 
 import math
-
-import torch
-from torch import Tensor
-
-from ..errors import AdminError
 
 KAPPA = 1 / 6
 """κ of rule `linear`, the same for every model: docs/protocol-depth.md says how it was chosen."""
@@ -37,25 +32,3 @@ def omega_from_depth(rule: str, sublayers: int) -> float:
         "linear": max(1.0, KAPPA * sublayers),
     }
     return rules[rule] if rule in rules else float(rule)
-
-
-def omega_range(stack: str, omega: Tensor) -> str:
-    """Describe a stack and its ω, of shape (S,), in a line for the log.
-
-    Raises:
-        AdminError: an ω is not a finite number.
-    """
-    bad = (~torch.isfinite(omega)).nonzero()
-    if len(bad):
-        raise AdminError(
-            f"profiling measured {omega[bad[0]].item()} for omega at sub-layer {bad[0].item() + 1} of the {stack}; a "
-            "finite number was expected. The model overflows on its first batch (or rank 0 failed: see its log); "
-            "check the embeddings given, or train in fp32."
-        )
-    return f"{stack} {len(omega)} sub-layer{'s' * (len(omega) > 1)}, omega {omega.min():.3f} to {omega.max():.3f}"
-
-
-def omega_summary(omega: Tensor) -> dict[str, float]:
-    """Smallest, mean and largest entry of one ω. Shape (C,)."""
-    values = omega.detach().to(torch.float64)
-    return {"min": values.min().item(), "mean": values.mean().item(), "max": values.max().item()}

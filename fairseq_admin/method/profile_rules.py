@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.omega import omega_range
 from ..errors import AdminError
 
 
@@ -121,6 +120,22 @@ class StackMeasure:
         if self.rule == "paper":
             return omega_from_variances(torch.stack(self.branch_variances), self.shortcut_variances[0])
         return torch.stack(self.omegas)
+
+
+def omega_range(stack: str, omega: Tensor) -> str:
+    """Describe a stack and its ω, of shape (S,), in a line for the log.
+
+    Raises:
+        AdminError: an ω is not a finite number.
+    """
+    bad = (~torch.isfinite(omega)).nonzero()
+    if len(bad):
+        raise AdminError(
+            f"profiling measured {omega[bad[0]].item()} for omega at sub-layer {bad[0].item() + 1} of the {stack}; a "
+            "finite number was expected. The model overflows on its first batch (or rank 0 failed: see its log); "
+            "check the embeddings given, or train in fp32."
+        )
+    return f"{stack} {len(omega)} sub-layer{'s' * (len(omega) > 1)}, omega {omega.min():.3f} to {omega.max():.3f}"
 
 
 def profile_stacks(

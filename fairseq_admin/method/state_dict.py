@@ -182,3 +182,9 @@ def omegas(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         stack, name = norm.replace("_layer_norm", "").replace("final", "ffn").split(".", 1)
         stacks.setdefault(stack, {})[name] = omega(state, norm)  # type: ignore[assignment]
     return stacks
+
+
+def omega_summary(omega: Tensor) -> dict[str, float]:
+    """Smallest, mean and largest entry of one ω. Shape (C,)."""
+    values = omega.detach().to(torch.float64)
+    return {"min": values.min().item(), "mean": values.mean().item(), "max": values.max().item()}

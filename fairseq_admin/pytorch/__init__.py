@@ -1,10 +1,9 @@
-"""Admin in any Post-LN model of PyTorch: `diagnose` a new model, `attach`, `profile`, train with anything, `fold`.
+"""Admin in any Post-LN model of PyTorch: `diagnose` a new model, `attach`, train with anything, `fold`.
 
-This package imports only torch: neither fairseq, whose plugin uses the same mathematics, nor transformers.
+This package imports only torch: neither fairseq, whose plugin shares the mathematics in `core`, nor transformers.
 """
 
 from .attaching import attach, fold, folded_state_dict, omegas
 from .diagnosing import diagnose
-from .profiling import profile
 
-__all__ = ["attach", "diagnose", "fold", "folded_state_dict", "omegas", "profile"]
+__all__ = ["attach", "diagnose", "fold", "folded_state_dict", "omegas"]

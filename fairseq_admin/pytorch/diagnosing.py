@@ -28,11 +28,10 @@ from ..core.undisturbed import undisturbed
 from ..errors import AdminError
 from .attaching import attach, attached
 from .batch import by_name
-from .channel_flow import tensors
-from .profiling import profile
-from .sites import grouped
+from .branches import grouped
+from .trace import tensors
 
-KINDS = [(None, False), (None, True), ("constant", True), ("log", True), ("reference", True)]
+KINDS = [(None, False), (None, True), ("constant", True), ("log", True)]
 """A rule, or None for the model as it is; and whether the rate warms up during a quarter of the steps."""
 LENGTHS = (1, 2, 4)
 SHARE = 0.1
@@ -126,9 +125,7 @@ class Trainer:
                 order = torch.randperm(weight.shape[1], generator=seeded).to(weight.device)
                 weight.data.copy_(weight.data[:, order])
         if rule:
-            attach(model, self.batch, omega="log" if rule == "log" else "constant")
-        if rule == "reference":
-            profile(model, self.batch, rule=rule)
+            attach(model, self.batch, omega=rule)
         return model
 
     def train(self, model: nn.Module, rate: float, warm_up: int, steps: int, skip: int = 0) -> float:
@@ -155,15 +152,15 @@ class Trainer:
         return mean(losses[-(steps // 4) :])
 
     def blind(self) -> nn.Module:
-        """A copy in which the norm of every site reads one fixed vector, at all positions of all batches."""
+        """A copy in which the norm of every sub-layer reads one fixed vector, at all positions of all batches."""
         model = self.copy("constant")
 
         def hide(axis: int, norm: nn.Module, args: tuple) -> tuple:
             ramp = torch.linspace(-1, 1, args[0].shape[axis]).to(args[0])
             return ramp.reshape(-1, *[1] * (-1 - axis)).expand_as(args[0]), *args[1:]
 
-        for site in attached(model)[1].sites:
-            site.norm.register_forward_pre_hook(partial(hide, site.axis))
+        for norm in map(model.get_submodule, attached(model)[1].norms):
+            norm.register_forward_pre_hook(partial(hide, -2 if isinstance(norm, nn.BatchNorm1d) else -1))
         return model
 
 
@@ -228,7 +225,7 @@ def diagnose(
         sentence. `print` shows them as one table. Losses have the unit of `loss`.
 
     Raises:
-        AdminError: too few steps for so many rates; what `attach` and `profile` refuse (Pre-LN, a trained model).
+        AdminError: too few steps for so many rates; what `attach` refuses (Pre-LN, a trained model).
     """
     from ..bar import bar  # tqdm, which nothing else here needs
 

@@ -11,13 +11,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.utils._pytree import tree_map_only
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..core.omega import omega_summary
-from .attaching import attached, folded_state_dict, omegas, unfoldable
-from .profiling import profile
+from .attaching import attached, folded_state_dict, omega_range, unfoldable
 
 logger = logging.getLogger(__name__)
 FOLDED = "folded"
@@ -25,32 +21,19 @@ FOLDED = "folded"
 
 
 class AdminCallback(TrainerCallback):
-    """Logs ω of an attached model and saves a folded copy in each checkpoint. If it has a rule, it profiles first.
+    """Logs the range of ω of an attached model, and saves a folded copy in each checkpoint.
 
     The Trainer's checkpoints hold ω, and resuming restores it exactly. But from_pretrained drops ω, so load the folder
     `folded` of a checkpoint later: it holds a stock model.
-
-    Args:
-        rule: the rule of `profile`, which runs on the first training batch unless the run is resumed. None: ω stays as
-            `attach` or load_state_dict left it.
     """
-
-    def __init__(self, rule: str | None = None) -> None:
-        self.rule = rule
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        model, _ = attached(kwargs["model"])
-        if self.rule is None or state.global_step > 0:
-            return
-        with torch.random.fork_rng():  # so that training draws the same batch again
-            batch = next(iter(kwargs["train_dataloader"]))
-        profile(model, tree_map_only(torch.Tensor, lambda value: value.to(args.device), dict(batch)), rule=self.rule)
+        attached(kwargs["model"])  # raises an error if it is not
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        summary = omega_summary(torch.cat(list(omegas(kwargs["model"]).values())))
-        state.log_history[-1].update({f"omega_{key}": value for key, value in summary.items()})
+        state.log_history[-1].update(omega_range(kwargs["model"]))
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if kept := unfoldable(kwargs["model"]):

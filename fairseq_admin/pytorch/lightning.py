@@ -8,11 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import torch
-
-from ..core.omega import omega_summary
-from .attaching import ATTACHED, OMEGA, attach, folded_state_dict, omegas, unfoldable
-from .profiling import profile
+from .attaching import ATTACHED, OMEGA, attach, folded_state_dict, omega_range, unfoldable
 
 try:
     from lightning.pytorch import Callback
@@ -25,17 +21,16 @@ FOLDED = "folded"
 
 
 class AdminCallback(Callback):
-    """Attaches before the optimizer is made, logs ω, and puts the folded weights into each checkpoint.
+    """Attaches before the optimizer is made, logs ω's range, and puts the folded weights into each checkpoint.
 
     Args:
         batch: the arguments of the module's forward (see `batch`).
         module: the name of the module to attach to, in the LightningModule. "": the LightningModule itself.
-        rule: the rule of `profile`, which runs first unless the run is resumed. None: ω stays as `attach` left it.
         options: the options of `attach`.
     """
 
-    def __init__(self, batch: Any, module: str = "", rule: str | None = None, **options: Any) -> None:
-        self.batch, self.module, self.rule, self.options = batch, module, rule, options
+    def __init__(self, batch: Any, module: str = "", **options: Any) -> None:
+        self.batch, self.module, self.options = batch, module, options
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         model = pl_module.get_submodule(self.module)
@@ -49,15 +44,9 @@ class AdminCallback(Callback):
         if ATTACHED not in vars(model) and any(key.startswith(prefix) and key.endswith(OMEGA) for key in weights):
             attach(model, self.batch, **{**self.options, "omega": 1})
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        if self.rule and trainer.global_step == 0:
-            batch = trainer.precision_plugin.convert_input(trainer.strategy.batch_to_device(self.batch))
-            profile(pl_module.get_submodule(self.module), batch, rule=self.rule)
-
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
         if trainer.global_step % trainer.log_every_n_steps == 0:
-            summary = omega_summary(torch.cat(list(omegas(pl_module.get_submodule(self.module)).values())))
-            pl_module.log_dict({f"omega_{key}": value for key, value in summary.items()})
+            pl_module.log_dict(omega_range(pl_module.get_submodule(self.module)))
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         model = pl_module.get_submodule(self.module)

@@ -1,9 +1,9 @@
-"""Try attach, profile and fold on every model of the installed transformers library.
+"""Try attach and fold on every model of the installed transformers library.
 
 Every model class is built small, with random weights and a random batch, in float64 if the class can compute in it.
-Models in which a norm alone reads a sum x + f(x) are Post-LN. For each of these, a row says how many sites the model
-has. The row also says whether the output is the same bit for bit at ω = 1 and the same up to rounding once folded, or
-why the model cannot be folded and whether it learns ω.
+Models in which a norm alone reads a sum x + f(x) are Post-LN. For each of these, a row says how many sub-layers have an
+ω. The row also says whether all outputs are the same bit for bit at ω = 1 and the same up to rounding once folded, or
+why the model cannot be folded.
 
     python -m recipes.research.bench.families --csv docs/rows/families.csv     # all, more than half an hour
     python -m recipes.research.bench.families bert bart xlnet
@@ -19,6 +19,7 @@ import argparse
 import importlib
 import inspect
 import math
+import random
 import re
 import resource
 import signal
@@ -34,16 +35,14 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 import fairseq_admin.pytorch as admin
 from fairseq_admin.errors import AdminError
-from fairseq_admin.pytorch.channel_flow import tensors
+from fairseq_admin.pytorch.attaching import attached
+from fairseq_admin.pytorch.trace import tensors
 from recipes.steps.results import write_runs
 
 SECONDS, MEMORY = 100, 2**33
 """Seconds of CPU time and bytes of memory that one family may take."""
 LENGTH = 12
 EXACT = {torch.float64: 1e-11, torch.float32: 1e-4}
-
-INSIDE = ("hidden_states", "mems")
-"""Endings of the names of outputs that are streams inside the model. A fold scales these streams."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "align": {
         "projection_dim": 80,
@@ -152,13 +151,10 @@ LIBRARIES = ("recbole", "x-transformers", "joeynmt", "espnet")
 
 
 def result_of(model: nn.Module, batch: dict[str, Any]) -> list[Tensor]:
-    """The floating-point outputs of the model from a fixed random state, without hidden states."""
+    """All floating-point outputs of the model, from a fixed random state."""
     torch.manual_seed(1)
     with torch.no_grad():
-        result = model(**batch)
-    if isinstance(result, dict):
-        result = [value for key, value in result.items() if not key.endswith(INSIDE)]
-    return [tensor for tensor in tensors(result) if tensor.is_floating_point()]
+        return [tensor for tensor in tensors(model(**batch)) if tensor.is_floating_point()]
 
 
 def apart_by(before: Tensor, after: Tensor) -> float:
@@ -183,9 +179,10 @@ def family(name: str, narrow: bool) -> tuple[nn.Module, dict[str, Any]]:
 def tried(name: str, narrow: bool, dtype: torch.dtype) -> dict[str, Any]:
     """One family's row."""
     torch.manual_seed(1)
+    random.seed(1)
     model, batch = library(name) if name in LIBRARIES else family(name, narrow)
     model.to(dtype).eval()
-    row: dict[str, Any] = {"model": name, "class": type(model).__name__, "sites": 0, "verdict": "", "reason": ""}
+    row: dict[str, Any] = {"model": name, "class": type(model).__name__, "sublayers": 0, "verdict": "", "reason": ""}
     floats = {key: v.to(dtype) for key, v in batch.items() if isinstance(v, Tensor) and v.is_floating_point()}
     batch |= floats
     before = result_of(model, batch)
@@ -193,24 +190,26 @@ def tried(name: str, narrow: bool, dtype: torch.dtype) -> dict[str, Any]:
     try:
         admin.attach(model, batch, omega=1)
     except AdminError as error:
-        kept = re.split(r"; unfoldable|\. Give unfoldable| \(modeling_", str(error).partition(": ")[2])[0]
+        kept = re.split(r"\. unfoldable=| \(modeling_", str(error).partition(": ")[2])[0]
         try:
             admin.attach(model, batch, omega=1, unfoldable="keep")
         except AdminError as error:
-            return {**row, "verdict": "not Post-LN" if "no site" in str(error) else "refused", "reason": kept}
-    row["sites"] = len(admin.omegas(model))
+            return {**row, "verdict": "not Post-LN" if "no sum" in str(error) else "refused", "reason": kept}
+    row["sublayers"] = sum(attached(model)[1].stacks.values())
     same = all(map(torch.equal, before, result_of(model, batch)))
-    if not kept:
-        admin.profile(model, batch)
-    for key, parameter in model.named_parameters():
-        if key.endswith("omega_delta"):
-            parameter.data.uniform_(-0.3, 0.5)
-    attached = result_of(model, batch)
-    moved = max(apart_by(a, b) for a, b in zip(before, attached))
+    drawn: dict[int, float] = {}  # branches that share weights share their omega
+    for branch in attached(model)[1].branches:
+        value = next(
+            (drawn[id(w.parameter)] for w in branch.weights if id(w.parameter) in drawn), 1 + 2 * random.random()
+        )
+        drawn |= dict.fromkeys([id(weight.parameter) for weight in branch.weights], value)
+        branch.holder.admin_omega.fill_(value)
+    divided = result_of(model, batch)
+    moved = max(apart_by(a, b) for a, b in zip(before, divided))
     if kept:
         return {**row, "verdict": "kept" if same and moved > 1e-3 else "WRONG", "reason": kept}
     admin.fold(model)
-    pairs = zip(attached, result_of(model, batch))
+    pairs = zip(divided, result_of(model, batch))
     apart = [apart_by(a, b) / max(1.0, a.abs().max().item()) for a, b in pairs]
     right = same and moved > 1e-3 and max(apart) <= EXACT[dtype]
     reason = f"{max(apart):.1e}" if same else "not the same at omega = 1"
@@ -239,7 +238,7 @@ def main() -> None:
                 row = tried(name, narrow, dtype)
             except Exception as error:
                 text = (str(error) or type(error).__name__).splitlines()[0]
-                row = {"model": name, "class": "", "sites": 0, "verdict": "not run", "reason": text[:150]}
+                row = {"model": name, "class": "", "sublayers": 0, "verdict": "not run", "reason": text[:150]}
             signal.setitimer(signal.ITIMER_PROF, 0)
             if row["verdict"] not in ("not run", "WRONG") or "more than" in row["reason"]:
                 break

@@ -9,6 +9,7 @@ reads.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import ne
@@ -154,9 +155,9 @@ class Search:
 
     def described(self, value: Value) -> str:
         """The call that made a value, its module, that module's class, and the line of code; a parameter's name."""
-        name = value.place[-1]
         if value.made_by == PARAMETER:
-            return name
+            return value.place[0]
+        name = value.place[-1]
         return f"{value.made_by} in {name or 'the model'}, a {self.graph.classes[name].__name__}{value.line}"
 
     def writers(self) -> list[Writer]:
@@ -180,6 +181,10 @@ class Search:
             try:
                 cuts = self.cuts(root, everything, not reason)
             except Refused:
+                tied = [
+                    " and ".join(weight.place) for weight in path if weight.made_by == PARAMETER and weight.place[1:]
+                ]
+                reason = reason or f"has a branch made of {tied[0]}, which are one weight"
                 cuts, reason = [(sublayer.name, -1, root, None)], reason + NOWHERE
             for name, place, value, outer in cuts:
                 writer = writers.setdefault((name, place), Writer(name, place, outer))
@@ -220,14 +225,14 @@ class Search:
             foldable: whether the branch is proportional to weights. Then the module has to hold these.
 
         Raises:
-            Refused: no module returns it, and it is not foldable.
+            Refused: no module returns it, and it is not foldable, or made of a tied weight.
         """
-        owners = {weight.place[0].rpartition(".")[0] for weight in weights_of(value, set())} if foldable else set()
+        weights = weights_of(value, set()) if foldable else []
         for name, place in self.modules(value, branches):
             outer = outer or (name, place)
-            if all(f"{owner}.".startswith(f"{name}.") for owner in owners):
+            if all(any(held.startswith(f"{name}.") for held in weight.place) for weight in weights):
                 return [(name, place, value, outer)]
-        if value.made_by == PARAMETER and foldable:
+        if value.made_by == PARAMETER and foldable and len(value.place) == 1:
             return [(value.place[0], None, value, outer)]
         for way in ways(value):
             if not foldable and any({*part.readers} != {value} for part in way):
@@ -258,12 +263,12 @@ def stacks_of(sublayers: list[Sublayer]) -> list[list[Sublayer]]:
 
 
 def grouped(reasons: dict[str, str]) -> str:
-    """Join reasons into one text. Each reason follows the first name to which it applies, and two like it."""
+    """Join reasons into one text. Those that differ in numbers follow the first name, and two like it."""
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():
-        names.setdefault(reason, []).append(name or "the model")
+        names.setdefault(re.sub(r"\d+", "", reason), [reason]).append(name or "the model")
     groups = []
-    for reason, (first, *others) in names.items():
+    for reason, first, *others in names.values():
         alike = others if len(others) < 3 else [*others[:2], f"{len(others) - 2} more"]
         groups.append(f"{first}, like {' and '.join(alike)}, {reason}" if others else f"{first} {reason}")
     return "; ".join(groups)

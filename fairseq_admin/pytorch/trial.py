@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...core.undisturbed import undisturbed
-from ..batch import call
+from ..core.undisturbed import undisturbed
+from .batch import call
 from .branches import Writer
 from .trace import SCALE, leaf_of, same, tensors, unchanged, with_leaf
 

@@ -16,7 +16,6 @@ All functions compute and return float64. C is the number of channels.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +24,6 @@ from ..errors import AdminError
 
 SMALLEST = 1e-6
 """Folding divides by ω. Smaller |ω| are refused, unless the caller gives another bound."""
-CLAMP = "Fold with --min-omega {:g} (in Python clamp=True) to clamp it, or keep the model unfolded"
 
 
 def scale(tensor: Tensor, factor: Tensor, axis: int) -> Tensor:
@@ -41,12 +39,7 @@ def scale(tensor: Tensor, factor: Tensor, axis: int) -> Tensor:
     return tensor.double() * factor.to(tensor.device, torch.double).reshape(shape)
 
 
-def whole(tensor: Any) -> Any:
-    """The whole of a tensor that FSDP has in shards: every rank has to call this. Other tensors are returned as is."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def divisible(omega: Tensor, name: str, smallest: float = SMALLEST, clamp: bool = False, advice: str = CLAMP) -> Tensor:
+def divisible(omega: Tensor, name: str, smallest: float = SMALLEST, clamp: bool = False) -> Tensor:
     """ω in float64, if no |ω| is smaller than `smallest`. Shape (C,).
 
     Args:
@@ -54,7 +47,6 @@ def divisible(omega: Tensor, name: str, smallest: float = SMALLEST, clamp: bool 
         name: the name of ω in errors.
         smallest: the smallest |ω| to divide by.
         clamp: replace smaller entries by `smallest`, with their sign, rather than refuse them.
-        advice: the last sentence of the error.
 
     Raises:
         AdminError: an entry is smaller, and `clamp` is not set.
@@ -66,7 +58,7 @@ def divisible(omega: Tensor, name: str, smallest: float = SMALLEST, clamp: bool 
     if not clamp:
         raise AdminError(
             f"{name} is {omega[channel].item():.3g} at channel {channel}; folding divides by it. "
-            f"{advice.format(smallest)}."
+            f"Fold with --min-omega {smallest:g} (in Python clamp=True) to clamp it, or keep the model unfolded."
         )
     return omega.abs().clamp(min=smallest).copysign(omega)
 
