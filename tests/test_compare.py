@@ -1,22 +1,20 @@
-"""The comparison of schemes: outcomes of runs, rankings, the protocol's claims, and figures."""
+"""The comparison of schemes: outcomes of runs, rankings, and figures."""
 
 from __future__ import annotations
 
 import math
-import subprocess
 
 import pytest
 from scipy import stats
 
 from fairseq_admin.logs import Log
-from recipes.research import drawing, protocol
+from recipes.research import drawing
 from recipes.research.drawing import draw_accuracies, draw_losses, draw_rates
-from recipes.research.grid import of
 from recipes.research.intervals import contrast, with_interval
 from recipes.research.outcome import loss, mean_of_last, still_falling, verdict
 from recipes.research.ranking import rankings, table
 from recipes.research.rows import read_results
-from recipes.research.runs import last_change, unigram_entropy
+from recipes.research.runs import unigram_entropy
 from recipes.research.texts import reversed_pairs
 from recipes.steps.results import write_runs
 
@@ -56,29 +54,6 @@ def test_entropy_is_that_of_a_token_with_ends_of_sentences(tmp_path):
     """By hand, for words x x x y and two ends: H = -(3/6 log 3/6 + 1/6 log 1/6 + 2/6 log 2/6) = 1.459148 bits."""
     (tmp_path / "train.b").write_text("x\nx x y\n")
     assert unigram_entropy(tmp_path / "train.b") == pytest.approx(1.459148, abs=1e-6)
-
-
-def test_a_row_names_the_commit_of_the_page_that_it_was_run_under(tmp_path):
-    def git(*arguments):
-        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        return subprocess.run(
-            ["git", "-C", tmp_path, *who, *arguments], check=True, capture_output=True, text=True
-        ).stdout
-
-    git("init", "-q")
-    page = tmp_path / "protocol.md"
-    page.write_text("first")
-    with pytest.raises(ValueError, match="not committed as it is"):
-        last_change(page)
-    git("add", ".")
-    git("commit", "-qm", "the page")
-    decided = git("rev-parse", "HEAD")[:12]
-    git("commit", "-qm", "something else", "--allow-empty")
-    assert last_change(page) == decided
-    page.write_text("changed afterwards")
-    with pytest.raises(ValueError, match="not committed as it is"):
-        of("compare", {"PROTOCOL": str(page), "RUNS": f"{tmp_path}/runs"}).make("all")
-    assert [path.name for path in (tmp_path / "runs/compare").iterdir()] == [".guard"], "nothing is made before it"
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------
@@ -189,152 +164,6 @@ def test_a_difference_has_to_show_at_every_rate_that_is_as_good():
     for worse in ([1.4, 2.4, 3.41], [1.1, 2.1, 9.0], [1.3, 2.3]):
         row = table(admin + best + seeds("pre-ln", "1e-3", worse))[1]
         assert row["best rate"] == "3e-3" and row["bits vs. Admin"] == alone["bits vs. Admin"], worse
-
-
-# -- the protocol ----------------------------------------------------------------------------------------------------
-
-
-def protocol_rows(*shifts, scale=1):
-    """Rows of Admin and Pre-LN at 18 and 6 layers, with six fresh seeds each.
-
-    Pre-LN's losses are higher by a shift for each depth. Two more rows have other seeds and a different rate; the two
-    must not count.
-
-    A difference's 90 % interval is ± 0.0148 times the scale; its 95 % interval is ± 0.0182 times the scale.
-    """
-    rows = []
-    for layers, shift in zip(("18", "6"), shifts):
-        for scheme, more in (("admin", 0.0), ("pre-ln", shift)):
-            for seed, noise in zip("456789", (-0.01, 0.0, 0.01, -0.02, 0.0, 0.02)):
-                rows.append(result(scheme=scheme, layers=layers, lr="1e-3", seed=seed, bits=2.7 + more + scale * noise))
-    return [*rows, *(result(scheme="pre-ln", layers="18", lr="3e-3", seed=seed, bits=9.0) for seed in ("1", "45"))]
-
-
-@pytest.mark.parametrize(
-    ("shifts", "scale", "first", "second"),
-    [
-        ((0.1, 0.0), 1, "Admin ends ahead: +0.100 (+0.082 to +0.118)", "grows with depth: +0.100 (+0.0"),
-        ((0.034, 0.1), 1, "Admin ends ahead and equivalent within 0.05 bits: +0.034", "shrinks with depth: -0.066"),
-        ((0.0, 0.0), 1, "equivalent within 0.05 bits: ", "not shown: "),
-        ((0.0, 0.0), 5, "not decided: ", "not shown: "),
-        ((-0.036, -0.036), 1, "Admin ends behind: -0.036", "not shown: "),
-    ],
-)
-def test_the_claims_of_the_protocol(shifts, scale, first, second, tmp_path, monkeypatch, capsys):
-    write_runs(tmp_path / "rows.csv", protocol_rows(*shifts, scale=scale))
-    monkeypatch.setattr("sys.argv", ["protocol", str(tmp_path / "rows.csv")])
-    protocol.main()
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("Admin, 18L-18L: 2.700 bits")
-    assert lines[4].startswith(f"Pre-LN - Admin at 18L-18L: {first}")
-    assert lines[5].startswith(f"The difference of that to 6L-6L: {second}")
-    pilots = [line.partition(" bits")[0] for line in lines if "Pilot" in line]
-    assert pilots == ["Pilot of Pre-LN, 18L-18L, 3e-3: 9.000"]
-
-
-def test_nothing_is_said_before_all_runs_are_there():
-    rows = protocol_rows(0.1, 0.0)[:-2]
-
-    def claims(rows):
-        return list(protocol.claims(protocol.groups_of(rows)))
-
-    lines = claims([*rows[:-1], rows[0]])  # one seed twice
-    assert lines[-3].startswith("Pre-LN - Admin at 18L-18L: Admin ends ahead") and lines[-2].endswith(protocol.MISSING)
-    assert [line.endswith(protocol.MISSING) for line in claims(rows[1:])[-3:-1]] == [True, True]
-    rows[0] |= DIVERGED
-    assert "seed 4 diverged" in claims(rows)[0] and "2.7" not in claims(rows)[0].split(" bits")[0]
-
-
-def test_power_is_that_of_the_page():
-    """Power for differences of 0.05, 0.03, 0.02 and 0 bits matches docs/protocol.md.
-
-    With 40,000 draws, its error is up to 0.003.
-    """
-    for deviation, page in ((0.017, [0.99, 0.77, 0.44, 1.00]), (0.030, [0.72, 0.33, 0.17, 0.69])):
-        found = [protocol.power((deviation, deviation), bits)[0] for bits in (0.05, 0.03, 0.02)]
-        assert [*found, protocol.power((deviation, deviation), 0)[1]] == pytest.approx(page, abs=0.011)
-
-
-def omega_rows(end, early=0.0, again=0.0):
-    """Rows of the first protocol; rows of `constant` and of the bridge.
-
-    Args:
-        end: change of the last losses of `constant`.
-        early: change of the early losses of `constant` and the bridge.
-        again: change of the last losses of the bridge.
-    """
-    old = protocol_rows(0.1)
-    for row in old:
-        late = dict.fromkeys((7250, 7500, 7750, 8000), row["bits"])
-        row["valid"] = {750: 4.0 + float(row["seed"]) / 100, 1000: 4.0, 1250: 4.0} | late
-    admin = [row for row in old if row["scheme"] == "admin"]
-    constant = [row | {"rule": "constant", "valid": dict(row["valid"])} for row in admin]
-    bridge = [row | {"rule": "reference", "valid": dict(row["valid"])} for row in admin[:2]]
-    for rows, shift in ((constant, end), (bridge, again)):
-        for row in rows:
-            row["valid"] = {at: bits + (early if at < 2000 else shift) for at, bits in row["valid"].items()}
-    return old, [*constant, *bridge]
-
-
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        ((0.0,), ["it holds", ": no difference shown", ": no difference shown"]),
-        ((-0.2,), ["it holds", ": ahead: -0.200 (-0.2", ": ahead: -0.300", ": no difference shown"]),
-        ((0.2, -0.3), ["it holds", ": behind: +0.200", ": behind: +0.100", ": shown; updates 750 to 1,250: -0.300"]),
-        ((0.2, 0.3), ["it holds", ": behind: +0.200", ": behind: +0.100", ": no difference shown; updates 750"]),
-        ((-0.2, 0.0, 0.021), ["up to 0.021 bits, it fails", protocol.MISSING]),
-        ((-0.2, 0.0, 0.02), ["up to 0.020 bits, it holds", ": ahead", ": ahead", ": no difference shown"]),
-    ],
-)
-def test_the_claims_of_the_protocol_on_omega(rows, expected):
-    lines = protocol.claims_of_rules(*map(protocol.groups_of, omega_rows(*rows)))
-    claims = [line for line in lines if "60L-12L" not in line and ", 18L-18L: " not in line]
-    assert len(claims) == len(expected)
-    assert all(text in line for text, line in zip(expected, claims)), claims
-
-
-def test_a_run_that_diverged_early_counts_with_the_largest_loss():
-    old, new = map(protocol.groups_of, omega_rows(-0.2))
-    for valid in ({250: 5.0}, dict.fromkeys(protocol.EARLY, NAN)):
-        new["18", "constant"]["4"] |= DIVERGED | {"valid": valid}
-        assert protocol.early_loss(new["18", "constant"]["4"]) == 9.0  # 1.5 times an entropy of 6
-    _, constant, *others = protocol.claims_of_rules(old, new)
-    assert constant.startswith("Admin, constant, 18L-18L: 3.5") and constant.endswith("; seed 4 diverged")
-    assert [line.split(":")[0] for line in others[:2]] == ["Admin, 18L-18L", "Pre-LN, 18L-18L"]
-
-
-def test_old_rows_that_are_run_again_count_where_the_bridge_fails():
-    old, new = map(protocol.groups_of, omega_rows(-0.2, again=0.1))
-    for method in ("reference", "pre-ln"):
-        shifted = {
-            seed: row | {"valid": {at: bits + 0.1 for at, bits in row["valid"].items()}}
-            for seed, row in old["18", method].items()
-        }
-        new["18", method] = shifted
-    lines = list(protocol.claims_of_rules(old, new))
-    assert lines[0].endswith("up to 0.100 bits, it fails")
-    assert [line for line in lines if " - " in line][0].startswith("constant - reference at 18L-18L: ahead: -0.300")
-    assert list(protocol.claims_of_rules({}, new))[0] == f"Bridge: {protocol.MISSING}"
-
-
-@pytest.mark.parametrize("other", [{"lr": "1e-4"}, {"valid": {750: 4.0, 1000: 4.0}}])
-def test_runs_of_another_rate_or_length_are_not_judged(other):
-    rows = omega_rows(-0.2)[1]
-    with pytest.raises(ValueError, match="^constant at 18L-18L: found runs with .*; expected"):
-        protocol.groups_of([*rows[:5], rows[5] | other])
-    with pytest.raises(ValueError, match="^constant at 18L-18L: found two runs with seed 9; expected one"):
-        protocol.groups_of([*rows, rows[5] | other])
-
-
-def test_nothing_is_said_of_omega_before_all_runs_are_there():
-    old, new = map(protocol.groups_of, omega_rows(-0.2))
-    del new["18", "constant"]["9"]
-    missing = [line.endswith(protocol.MISSING) for line in protocol.claims_of_rules(old, new)]
-    assert missing == [False, False, False, True, True]
-    (axes,) = protocol.draw({**new, **old}, protocol.DEPTHS).axes
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels[:3] == ["Admin, constant", "Admin", "Pre-LN"]
 
 
 # -- figures ---------------------------------------------------------------------------------------------------------

@@ -8,42 +8,92 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
+from statistics import fmean, stdev
 
+import matplotlib
 from matplotlib.figure import Figure
 
-from recipes.research import ranking
+from fairseq_admin.analysis.figure import LOOK
+from recipes.research import omega_screen, ranking
 from recipes.research.drawing import draw_accuracies, draw_losses, draw_rates, save
-from recipes.research.rows import TITLES, Row, read_results, titled
+from recipes.research.intervals import contrast
+from recipes.research.omega_screen import DOCS
+from recipes.research.outcome import loss
+from recipes.research.rows import TITLES, Row, read_results, sizes, titled
 from recipes.steps import results
 from recipes.steps.common import run, write_lines
-from recipes.steps.results import from_cell
+from recipes.steps.results import from_cell, grouped
 from recipes.steps.summary import titled as rule_title
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 ROWS = DOCS / "rows"
 GRIDS = {**dict.fromkeys(("compare", "sensitivity-18l", "warmup"), draw_rates), "deeper": draw_accuracies}
 """The functions that draw the figures of grids, by the name of the figure and of its rows."""
+SCREEN = {"omega-variances": (omega_screen.draw, 130), "24-layers": (omega_screen.draw_curves, 180)}
+"""The figures of the screen, likewise, each with its resolution."""
+PROTOCOLS = {
+    "protocol": (("protocol",), ("6", "18")),
+    "protocol-omega": (("protocol-omega", "protocol"), ("18", "60-12")),
+}
+"""The figures of the protocols: their rows, and a panel for each depth."""
+PILOT = "1"
+"""The seed of the protocols' pilots, which do not count."""
 DEMO_ENTROPY = 6.62
 """The entropy of a token of the demo's text, in bits."""
+Groups = dict[tuple[str, ...], list[Row]]
+"""Runs by depth, scheme and rule of omega."""
 
 
-def at_one_depth(rows: list[Row]) -> list[Row]:
+def groups_of(files: Sequence[str]) -> Groups:
+    """The groups of a protocol. If two files have a group, that of the last file counts.
+
+    The protocol on omega ran two seeds of `reference` again, to show that the first protocol's runs may count.
+    """
+    groups: Groups = {}
+    for file in files:
+        rows = [row for row in read_results([ROWS / f"{file}.csv"]) if row["seed"] != PILOT]
+        rules = ({"rule": row.get("rule") or ("reference" if row["scheme"] == "admin" else "")} for row in rows)
+        groups |= grouped([row | rule for row, rule in zip(rows, rules)], "layers", "scheme", "rule")
+    return groups
+
+
+def seeds_compared(files: Sequence[str], depths: Sequence[str]) -> list[Row]:
+    """The outcome of each group at some depths, and Welch's interval of its difference to the first one there."""
+    table = []
+    for depth in depths:
+        first: list[float] = []
+        for (layers, scheme, rule), runs in groups_of(files).items():
+            if layers == depth:
+                bits, bleu = list(map(loss, runs)), fmean(row["bleu"] for row in runs)
+                difference = f"{contrast([(1, bits), (-1, first)]):+.3f}" if first else ""
+                name = f"{sizes(layers)}, {rule_title(TITLES[scheme], rule)}"
+                spread = f"{fmean(bits):.3f} ({stdev(bits):.3f})"
+                row = {"model": name, "bits: mean (standard deviation)": spread, "sacreBLEU": f"{bleu:.1f}"}
+                table.append(row | {"bits minus the first row's": difference})
+                first = first or bits
+    return table
+
+
+def at_one_depth() -> list[Row]:
     """The table of make compare, without the depth and the number of runs that learned."""
-    table = titled(ranking.table(rows))
+    table = titled(ranking.table(read_results([ROWS / "compare.csv"])))
     return [{title: row[title] for title in row if title not in ("layers", "learned")} for row in table]
 
 
-TABLES: dict[str, tuple[Callable[[list[Row]], list[Row]], str]] = {
-    "every-scheme": (at_one_depth, "compare.csv"),
-    "sensitivity-18l": (ranking.learning, "sensitivity-18l.csv"),
+TABLES: dict[str, Callable[[], list[Row]]] = {
+    "every-scheme": at_one_depth,
+    "sensitivity-18l": lambda: ranking.learning(read_results([ROWS / "sensitivity-18l.csv"])),
+    "screen": lambda: omega_screen.limits(omega_screen.load(ROWS / "omega-screen.csv")),
+    "six-seeds": partial(seeds_compared, ["protocol"], ("18",)),
+    "six-layers": partial(seeds_compared, ["protocol"], ("6",)),
+    "rules": partial(seeds_compared, ["protocol-omega", "protocol"], ("18",)),
+    "sixty-layers": partial(seeds_compared, ["protocol-omega"], ("60-12",)),
 }
-"""Tables of the pages by name: the function that makes a table, and its rows."""
+"""The functions that make the tables of the pages, by name."""
 
 
 def table(name: str) -> str:
-    tabulated, file = TABLES[name]
-    rows = tabulated(read_results([ROWS / file]))
+    rows = TABLES[name]()
     lines = [rows[0], ["---"] * len(rows[0]), *(row.values() for row in rows)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
@@ -73,13 +123,29 @@ def draw_results(rows: Sequence[dict[str, str]], entropy: float) -> Figure:
     return draw_losses(lines, entropy)
 
 
+def draw_groups(files: Sequence[str], depths: Sequence[str]) -> Figure:
+    """The validation losses of a protocol's runs, in a panel for each depth."""
+    lines = [
+        (f"{sizes(layers)} (thin: seeds, thick: mean)", rule_title(TITLES[scheme], rule), runs)
+        for depth in depths
+        for (layers, scheme, rule), runs in groups_of(files).items()
+        if layers == depth
+    ]
+    return draw_losses(lines, lines[0][2][0]["entropy"])
+
+
 def main() -> None:
-    page = DOCS / "results.md"
+    page, images = DOCS / "results.md", DOCS / "images"
     write_lines(page, write_tables(page.read_text(encoding="utf-8")).splitlines())
     for name, draw in GRIDS.items():
-        save(draw(read_results([ROWS / f"{name}.csv"])), DOCS / f"images/{name}.png", dpi=120)
+        save(draw(read_results([ROWS / f"{name}.csv"])), images / f"{name}.png", dpi=120)
+    for name, (files, depths) in PROTOCOLS.items():
+        save(draw_groups(files, depths), images / f"{name}.png")
+    with matplotlib.rc_context(LOOK):
+        for name, (draw_screen, dpi) in SCREEN.items():
+            save(draw_screen(omega_screen.load(ROWS / f"{name}.csv")), images / f"{name}.png", dpi=dpi)
     demos = [row for row in results.read(ROWS / "results.csv") if (row["recipe"], row["seed"]) == ("demo", "1")]
-    save(draw_results(demos, DEMO_ENTROPY), DOCS / "images/demo-loss.png")
+    save(draw_results(demos, DEMO_ENTROPY), images / "demo-loss.png")
 
 
 if __name__ == "__main__":

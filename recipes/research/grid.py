@@ -33,7 +33,7 @@ from recipes.recipe import EVERY, NEUTRAL, Recipe, number, with_precision
 from recipes.research import grid_settings, texts
 from recipes.research.ranking import rankings
 from recipes.research.rows import read_results
-from recipes.research.runs import GridRun, last_change
+from recipes.research.runs import GridRun
 from recipes.settings import collect, described, exported, validated
 from recipes.steps.common import run
 from recipes.steps.guard import locked
@@ -222,8 +222,6 @@ class Grid:
     def _make(self) -> None:
         from recipes.research import drawing  # imports matplotlib
 
-        if protocol := getattr(self.settings, "PROTOCOL", ""):
-            last_change(Path(protocol))
         self.run(next(self.points())).make("prepare")
         points: dict[str, Axes] = {}
         for stage in self.stages():

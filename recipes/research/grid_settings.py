@@ -73,8 +73,6 @@ class Translations(Grid):
     """sentence pairs of the generated text to validate on"""
     TEST_PAIRS: PositiveInt = 1000
     """sentence pairs of the generated text to test on"""
-    PROTOCOL: str = ""
-    """page that was committed before the runs; each row names its commit"""
 
 
 class Compare(Translations):

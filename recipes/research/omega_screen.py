@@ -1,28 +1,24 @@
-"""Which rules for omega leave the plateau? Tables and figures of the screen of docs/protocol-omega.md, from its rows.
+"""Which rules for omega leave the plateau? The table and the figures of the screen of docs/protocol-omega.md.
 
-    python -m recipes.research.omega_screen table      # in markdown
-    python -m recipes.research.omega_screen plot       # docs/images/omega-variances.png and 24-layers.png
-
-Every run of the protocol is there. Commit 83c3ee4a has the program that made the rows, docs/examples/omega_screen.py,
-with its sixteen methods; a row names the commit at which it was made.
+`make figures` writes them from the rows (docs/images/omega-variances.png and 24-layers.png). Every run of the protocol
+is there. Commit 83c3ee4a has the program that made the rows, docs/examples/omega_screen.py, with its sixteen methods; a
+row names the commit at which it was made.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import math
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
 from fairseq_admin.analysis import figure
+from recipes.steps.results import grouped
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SEEDS = [1, 2, 3]
-SHORT, LONG = 300, 1500
+SHORT = 300
 PLATEAU = 0.9  # a run leaves the plateau at this share of the bits that word frequencies alone give
 
 CURVES = 600  # updates of the figure on the first page
@@ -64,57 +60,22 @@ def final(row: dict[str, Any]) -> float:
     return value if math.isfinite(value) else math.inf
 
 
-def outcomes(rows: list[Row], updates: int) -> dict[tuple[str, float], list[float]]:
-    """Bits of each seed by method and rate."""
-    grouped: dict[tuple[str, float], list[float]] = {}
-    for row in sorted(rows, key=lambda row: (row["method"], float(row["rate"]), int(row["seed"]))):
-        if int(row["updates"]) == updates:
-            grouped.setdefault((row["method"], float(row["rate"])), []).append(final(row))
-    return grouped
-
-
-def bound(rows: list[Row]) -> float:
-    """The most bits at which a run has left the plateau."""
-    return PLATEAU * float(rows[0]["frequencies"])
-
-
-def leaves(values: list[float], most: float) -> bool:
+def leaves(runs: list[Row]) -> bool:
     """Has every seed of the protocol run and left the plateau?"""
-    return len(values) == len(SEEDS) and max(values) <= most
+    return len(runs) == len(SEEDS) and all(final(run) <= PLATEAU * float(run["frequencies"]) for run in runs)
 
 
-def limits(rows: list[Row]) -> str:
+def limits(rows: list[Row]) -> list[Row]:
     """The methods by the highest rate up to which they leave the plateau."""
-    short = outcomes(rows, SHORT)
+    short = grouped((row for row in rows if row["updates"] == str(SHORT)), "method", "rate")
     by_rate: dict[float, list[str]] = {}
     for name, title in TITLES.items():
-        rates = takewhile(lambda at: leaves(short[at], bound(rows)), sorted(at for at in short if at[0] == name))
-        by_rate.setdefault(max((rate for _, rate in rates), default=0), []).append(title)
-    lines = [f"| after {SHORT} updates, off the plateau up to | methods |", "| --- | --- |"]
-    lines += [f"| {f'{rate:g}' if rate else 'no rate'} | {'; '.join(by_rate[rate])} |" for rate in sorted(by_rate)]
-    return "\n".join(lines)
-
-
-def table(rows: list[Row]) -> str:
-    """Bits of each seed by method and rate, bold where every seed of the protocol has run and leaves the plateau."""
-    short, long = outcomes(rows, SHORT), outcomes(rows, LONG)
-    rates = sorted({rate for _, rate in short})
-
-    def cell(values: list[float]) -> str:
-        text = ", ".join(f"{value:.2f}" for value in values)
-        return f"**{text}**" if leaves(values, bound(rows)) else text
-
-    lines = [
-        f"| {SHORT} updates; bold: off the plateau, at most {bound(rows):.2f} | "
-        + " | ".join(f"{rate:g}" for rate in rates)
-        + f" | {LONG:,} updates |",
-        "|---" * (len(rates) + 2) + "|",
-    ]
-    for name, title in TITLES.items():
-        cells = [cell(short.get((name, rate), [])) for rate in rates]
-        longest = [f"{cell(values)} at {rate:g}" for (other, rate), values in long.items() if other == name]
-        lines.append(f"| {title} | {' | '.join(cells)} | {'; '.join(longest)} |")
-    return "\n".join(lines)
+        runs = sorted((float(rate), same) for (method, rate), same in short.items() if method == name)
+        rates = [rate for rate, _ in takewhile(lambda at: leaves(at[1]), runs)]
+        by_rate.setdefault(max(rates, default=0), []).append(title)
+    titles = (f"after {SHORT} updates, off the plateau up to", "methods")
+    cells = ((f"{rate:g}" if rate else "no rate", "; ".join(by_rate[rate])) for rate in sorted(by_rate))
+    return [dict(zip(titles, row)) for row in cells]
 
 
 def draw(rows: list[Row]) -> Any:
@@ -177,21 +138,3 @@ def draw_curves(rows: list[Row]) -> Any:
     axes.legend()
     figure.set_title(drawn, f"24 layers of nn.TransformerEncoder, AdamW at {CURVE_RATE:g}, three seeds")
     return drawn
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("command", choices=["table", "plot"])
-    if parser.parse_args().command == "table":
-        rows = load(DOCS / "rows/omega-screen.csv")
-        print(table(rows), limits(rows), sep="\n\n")
-        return
-    for name, make, dpi in (("omega-variances", draw, 130), ("24-layers", draw_curves, 180)):
-        png = DOCS / f"images/{name}.png"
-        with matplotlib.rc_context(figure.LOOK):
-            make(load(DOCS / f"rows/{name}.csv")).savefig(png, dpi=dpi)
-        figure.few_colours(png)
-
-
-if __name__ == "__main__":
-    main()

@@ -10,7 +10,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -35,20 +34,6 @@ def improved(valid: dict[int, float], patience: int, end: int) -> bool:
     before = [bits for update, bits in valid.items() if update <= end - patience]
     within = [bits for update, bits in valid.items() if end - patience < update <= end]
     return not before or min(within) < min(before)
-
-
-def last_change(page: Path) -> str:
-    """The commit that last changed a page.
-
-    Raises:
-        ValueError: the page is not committed, or has changed since.
-    """
-    git = ["git", "-C", str(page.parent)]
-    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", page.name], capture_output=True).returncode
-    last = subprocess.run([*git, "log", "-1", "--format=%H", "--", page.name], capture_output=True, text=True)
-    if changed or not last.stdout.strip():
-        raise ValueError(f"{page}: not committed as it is; expected a page that was there before the run. Commit it.")
-    return last.stdout.strip()[:12]
 
 
 def unigram_entropy(text: Path) -> float:
@@ -135,7 +120,6 @@ class GridRun(Run):
             scores = json.loads(self.score.read_text(encoding="utf-8"))
         entropy = unigram_entropy(self.text.folder / f"bpe/train.{self.text.target}")
         kind, update = verdict(log, entropy, diverged)
-        protocol = self.grid.settings.PROTOCOL
         return {
             "verdict": kind,
             "update": update,
@@ -146,5 +130,4 @@ class GridRun(Run):
             **cost(log),
             "valid": log.valid,
             "rule": self.recipe.rule,
-            **({"protocol": last_change(Path(protocol))} if protocol else {}),
         }
