@@ -27,6 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
 
 import fairseq_admin.plugin  # noqa: E402, F401  (registers the models)
 from fairseq_admin import cli  # noqa: E402
@@ -35,6 +36,10 @@ ROOT = Path(__file__).resolve().parent.parent
 DEFAULTS = {"checkpoints", "outputs", "multirun"}  # the default output folders of fairseq and hydra
 GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
 torch.set_num_threads(1)
+settings.register_profile(
+    "law", max_examples=30, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+settings.load_profile("law")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

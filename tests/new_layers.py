@@ -13,6 +13,7 @@ from conftest import run_module
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from masked import SIZES
+from reference import dictionary
 from torch import nn
 
 import fairseq_admin.plugin  # noqa: F401  (registers the models)
@@ -45,6 +46,16 @@ def task(data: Path, **changed: Any) -> SentencePredictionTask:
     options |= {"shorten_method": "none", "shorten_data_split_list": "", "add_prev_output_tokens": False, "seed": 1}
     options |= {"regression_target": False, "classification_head_name": HEAD, "d2v2_multi": False}
     return SentencePredictionTask.setup_task(Namespace(**{"data": str(data), **options, **changed}))
+
+
+class Task:
+    """A task for pairs of sentences, without data."""
+
+    source_dictionary = dictionary(45)
+    cfg = SimpleNamespace(classification_head_name=HEAD)
+
+    def max_positions(self) -> int:
+        return 64
 
 
 def build(task: Any, arch: str = "deeper_admin", seed: int = 1, **changed: Any) -> nn.Module:

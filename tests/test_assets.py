@@ -64,19 +64,6 @@ def test_sources_of_the_languages(tmp_path: Path) -> None:
         Assets(model, tmp_path / "nowhere").languages(None, None)
 
 
-def test_a_dictionary_must_be_the_models(tmp_path: Path) -> None:
-    """Is a missing, wrong or damaged dictionary next to the model reported in one line?"""
-    assets, path = Assets(tmp_path / "model.pt"), tmp_path / "dict.en.txt"
-    with pytest.raises(AdminError, match=f"^there is no dict.en.txt in {tmp_path}. Give the folder .* as --data.$"):
-        assets.dictionary("en", 64, "decoder")
-    dictionary(59).save(str(path))
-    with pytest.raises(AdminError, match="dict.en.txt: the dictionary has 63 symbols and the model 64. Give"):
-        assets.dictionary("en", 64, "decoder")
-    path.write_text("no count\n")
-    with pytest.raises(AdminError, match="dict.en.txt is not a dictionary of fairseq's .* Give the model's own.$"):
-        assets.dictionary("en", 64, "decoder")
-
-
 @pytest.mark.parametrize("pieces", [False, True])
 def test_without_text_json_and_codes(pieces: bool, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Without text.json and codes, translating tokens needs the merges, if the dictionary has pieces of words."""

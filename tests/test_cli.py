@@ -86,40 +86,6 @@ def test_average_notes_the_text_it_was_trained_on(run: Path, capsys: pytest.Capt
     assert message in one_line_error(capsys, *"average . --last 2 -o a.pt --data text".split())
 
 
-FROM_FOLDER = "choose from a run folder, and checkpoint1.pt is not one"
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("omega none.pt", "none.pt is missing, a folder, a pipe or a device; a fairseq checkpoint (.pt) was expected."),
-        ("omega stock.pt", "stock.pt has no omega"),
-        ("average . --last 2 -o a.pt --data none", "--data none: no such folder"),
-        ("average . --last 2 -o checkpoint4.pt", "would overwrite its input checkpoint4.pt; give another --output"),
-        *((f"average checkpoint1.pt {it} -o a.pt", FROM_FOLDER) for it in ("--last 1", "--by epochs")),
-        ("", "the following arguments are required: verb"),
-        ("fold", "fairseq-admin fold: the following arguments are required: "),
-        ("fold", "-o/--output; see fairseq-admin fold --help."),  # Python 3.13 names the checkpoint, too
-        ("average . --last=0 -o a.pt", "--last: expected a whole number of at least 1, found 0"),
-        ("fold m -o x --tolerance nan", "--tolerance: expected a number above 0, found nan"),
-        ("translate m --lenpen nan", "--lenpen: expected a number from -10 to 10, found nan"),
-    ],
-)
-def test_a_mistake_is_one_line(
-    line: str, message: str, run: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Is a mistake reported in one line on stderr, with status 2, before any work?"""
-    monkeypatch.setattr(averaging, "average", lambda paths: pytest.fail("was averaged first"))
-    contents = {path: path.read_bytes() for path in run.glob("*.pt")}
-    try:
-        status = cli.main(line.split())
-    except SystemExit as end:  # from argparse
-        status = end.code
-    out, err = capsys.readouterr()
-    assert status == 2 and not out and err.count("\n") == 1 and message in err, err
-    assert err.startswith("fairseq-admin") and {path: path.read_bytes() for path in run.glob("*.pt")} == contents
-
-
 @pytest.mark.parametrize("line", ["model.pt x.de --beam 2", "--beam 2 model.pt x.de", "model.pt --beam 2 x.de"])
 def test_files_are_anywhere(line: str) -> None:
     args = cli.parse(["translate", *line.split()])
@@ -143,14 +109,6 @@ def test_version(capsys: pytest.CaptureFixture) -> None:
 def test_a_callers_log_is_as_it_was() -> None:
     cli.main(["omega", "none.pt"])
     assert logging.getLogger("fairseq_admin").isEnabledFor(logging.CRITICAL) and logging.root.manager.disable == 0
-
-
-@pytest.mark.parametrize("verb", ["average", "fold", "translate", "report", "analyze omega"])
-def test_a_folder_or_standard_output_is_no_file_to_write(verb, capsys):
-    for text, example in {"x/": "x/NAME", "-": "./NAME"}.items():
-        with pytest.raises(SystemExit, match="2"):
-            cli.main([*verb.split(), "model.pt", "-o", text])
-        assert f"--output: {text} is no file; expected a file to write, as {example}; see" in capsys.readouterr().err
 
 
 def test_the_path_is_what_user_dir_takes(capsys):

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-import shutil
 
 import pytest
 import reference
 import torch
-from conftest import one_line_error
 from test_fold import state_of
 
-from fairseq_admin import cli
 from fairseq_admin.checkpoints import equivalence
 from fairseq_admin.checkpoints.building import build
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.errors import AdminError
-from fairseq_admin.method import provenance
 
 
 def stock(seed=1, **options):
@@ -97,31 +93,3 @@ def test_real_batches(corpus):
     )
     with pytest.raises(AdminError, match="the dictionary has 48 symbols and the model 104"):
         equivalence.real_batches(Checkpoint(stock()), corpus)
-
-
-DAMAGES = {
-    "a text cut short": lambda data: cut(data / "valid.a-b.a.bin", 60),
-    "an empty index": lambda data: cut(data / "valid.a-b.a.idx", 0),
-    "a dictionary of letters": lambda data: (data / "dict.a.txt").write_text("w1\n"),
-    "no data at all": lambda data: [path.unlink() for path in data.iterdir()],
-}
-
-
-def cut(path, size):
-    path.write_bytes(path.read_bytes()[:size])
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_data_is_one_line(corpus, tmp_path, damage, capsys):
-    """Damaged data is reported in one line, wherever fairseq's reading fails."""
-    data = shutil.copytree(corpus, tmp_path / "data")
-    state = state_of(reference.build("transformer_admin", words=44, **reference.TINY), **reference.TINY)
-    state["model"][provenance.KEY] = provenance.encode({"rule": "reference", "seed": 1})
-    torch.save({**state, "model": dict(state["model"])}, tmp_path / "c.pt")
-    command = ["fold", str(tmp_path / "c.pt"), "--data", str(data), "-o", str(tmp_path / "out")]
-    assert cli.main(command) == 0, capsys.readouterr().err
-    (tmp_path / "out").unlink()
-    DAMAGES[damage](data)
-    err = one_line_error(capsys, *command)
-    assert err.startswith(f"fairseq-admin: {data}: no data "), err
-    assert err.endswith(" Give the folder fairseq-preprocess wrote.\n") and not (tmp_path / "out").exists(), err

@@ -285,23 +285,6 @@ def test_a_first_omega_over_adaptive_inputs_is_refused():
         fold.fold_weights(checkpoint)
 
 
-NO_STOCK = "whose layers no stock Transformer has"
-UNFOLDABLE = {
-    "a stock model": (lambda: {**tiny(), "cfg": {}}, "has no omega: .* There is nothing to fold"),
-    "without options": (lambda: {"model": tiny()["model"]}, "has neither 'cfg' nor 'args'"),
-    "one matrix for two": (lambda: tiny(cross_self_attention=True), "--cross-self-attention.*through one matrix"),
-    "rezero": (lambda: scheme("rezero"), f"of --admin-scheme rezero, {NO_STOCK}"),
-    "keel": (lambda: scheme("keel"), f"of --admin-scheme keel, {NO_STOCK}"),
-}
-
-
-@pytest.mark.parametrize("what", UNFOLDABLE)
-def test_models_that_cannot_be_folded_are_refused(what):
-    state, message = UNFOLDABLE[what]
-    with pytest.raises(AdminError, match=message):
-        fold.fold_checkpoint(Checkpoint(state()))
-
-
 # -- the command -----------------------------------------------------------------------------------------------------
 
 

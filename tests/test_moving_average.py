@@ -7,7 +7,6 @@ At every update, fairseq's EMA loads a state dict into its copy of the model, wi
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import new_layers
 import pytest
@@ -16,7 +15,7 @@ import torch
 from fairseq.dataclass.configs import EMAConfig
 from fairseq.models.ema.ema import EMA
 from kinds import KINDS, logits
-from new_layers import HEAD, pretrained
+from new_layers import HEAD, Task, pretrained
 from torch import Tensor, nn
 
 from fairseq_admin.method import provenance
@@ -68,16 +67,6 @@ def test_records(dtype: torch.dtype, fp32: bool, decay: float) -> None:
         assert records and all(map(provenance.decode, records.values()))
         average = averaged(module.to(dtype), decay, fp32).state_dict()
         assert all(provenance.decode(average[key]) == provenance.decode(record) for key, record in records.items())
-
-
-class Task:
-    """A task for pairs of sentences, without data."""
-
-    source_dictionary = reference.dictionary(45)
-    cfg = SimpleNamespace(classification_head_name=HEAD)
-
-    def max_positions(self) -> int:
-        return 64
 
 
 @pytest.mark.parametrize("scheme", ["pre-ln", "peri-ln"])

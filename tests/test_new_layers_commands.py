@@ -11,7 +11,7 @@ import conftest
 import new_layers
 import pytest
 import torch
-from conftest import Completed, one_line_error
+from conftest import Completed
 from test_modes import same
 
 from fairseq_admin import cli
@@ -113,21 +113,3 @@ def test_validated_and_shown(data: Path, trained: Path, tmp_path: Path, run, cap
     assert cli.main(["report", str(trained), "-o", str(tmp_path / "report.html")]) == 0
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Admin, new layers DT-Fixup" in page and "--more-scheme" in page and "cannot be folded" in page
-
-
-def test_verbs_that_are_not_for_it(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Is each verb that does not support new layers refused in one line that says why?"""
-    path, out = str(trained / "checkpoint_last.pt"), str(tmp_path / "out")
-    for command, message in (
-        (["translate", path], "was trained for the task 'sentence_prediction'; expected 'translation'"),
-        (["fold", path, "-o", out], "is of deeper_admin; only transformer_admin and transformer_lm_admin can be"),
-        (["export", path, "--to", "ctranslate2", "-o", out], "its architecture is deeper_admin_tiny"),
-        (["analyze", "omega", path, "-o", out], "is a deeper_admin_tiny; a checkpoint of a model of"),
-    ):
-        assert message in one_line_error(capsys, *command)
-    other = read(trained / "checkpoint_1_3.pt")
-    other["model"]["more.admin_provenance"] = provenance.encode({"scheme": "dt-fixup", "mu": 2.5, "sentences": 9})
-    torch.save(other, tmp_path / "other.pt")
-    assert cli.main(["average", str(tmp_path / "other.pt"), path, "-o", out]) == 2
-    assert "not of one run: the new layers' mu is 2.5 in the first" in capsys.readouterr().err
-    assert not list(tmp_path.glob("out*"))

@@ -17,7 +17,6 @@ import pytest
 import reference
 import torch
 from conftest import one_line_error
-from test_moving_average import Task
 
 from fairseq_admin import cli, logs
 from fairseq_admin.analysis import figure
@@ -211,7 +210,9 @@ def test_a_pretrained_encoder_is_called_by_its_scheme(scheme: str, layers: int, 
     """
     options = {"admin_scheme": scheme, "more_layers": layers, "more_scheme": "pre-ln" if layers else None}
     args = Namespace(arch="deeper_admin", task="any", criterion="any", **options)
-    Checkpoint({"args": args, "model": new_layers.build(Task(), **options).state_dict()}).write(tmp_path / "average.pt")
+    Checkpoint({"args": args, "model": new_layers.build(new_layers.Task(), **options).state_dict()}).write(
+        tmp_path / "average.pt"
+    )
     run = runs.read_run(tmp_path, "run")
     assert run.model["title"] == title and run.missing["fold"] == f"{title} cannot be folded."
 
@@ -258,35 +259,3 @@ def test_a_folder_without_a_log(folders: list[Path], tmp_path: Path, capsys: pyt
     message = "has neither a checkpoint (.pt) nor a log of fairseq-train (train.log)"
     assert message in one_line_error(capsys, "report", bare, "-o", tmp_path / "none.html")
     assert not (tmp_path / "none.html").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("train.log", "no losses\n", "train.log holds no losses"),
-        ("b.log", "", "several logs (a.log, b.log)"),
-        ("score.json", "{", "score.json: cannot be read"),
-        ("score.json", "[]", "found a list, expected a JSON object"),
-        ("analysis/x.json", {"what": "dependency"}, "holds dependency that cannot be shown (KeyError: 'stacks')"),
-        ("average.pt", "text", "is not a checkpoint"),
-    ],
-    ids=str,
-)
-def test_bad_input_is_one_line(
-    name: str, content: Any, message: str, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    run = tmp_path / "run"
-    write(run / ("a.log" if name == "b.log" else "train.log"), log_lines({10: 5.0}, {10: 5.0}))
-    write(run / name, content)
-    assert message in one_line_error(capsys, "report", run, "-o", tmp_path / "report.html")
-    assert not (tmp_path / "report.html").exists()
-
-
-def test_arguments_that_cannot_be(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    output = ["-o", tmp_path / "report.html"]
-    assert "is not a folder; a run's was expected" in one_line_error(capsys, "report", tmp_path / "nowhere", *output)
-    assert "train.log is not a folder" in one_line_error(capsys, "report", folders[0] / "train.log", *output)
-    assert "was given more than once; each run counts once" in one_line_error(
-        capsys, "report", folders[0], folders[0] / ".", *output
-    )
-    assert list(tmp_path.iterdir()) == []
