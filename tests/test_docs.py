@@ -39,13 +39,6 @@ def test_command_lines_parse(page: Path) -> None:
         cli.parse(words[program + 1 :])  # exits on an error
 
 
-def test_figures_are_shown_and_light() -> None:
-    """Does some page show every file in docs/images, and is each below 100 kB?"""
-    shown = {name for page in PAGES for name in re.findall(r"images/([\w.-]+)\)", page.read_text(encoding="utf-8"))}
-    assert shown == {path.name for path in (ROOT / "docs" / "images").iterdir()}
-    assert all(path.stat().st_size < 100_000 for path in (ROOT / "docs" / "images").iterdir())
-
-
 def test_tables_are_those_of_the_kept_rows() -> None:
     """Are the pages equal to the output of `make figures`, with all its tables?"""
     texts = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
@@ -77,43 +70,21 @@ def architectures() -> set[str]:
     return {arch for arch, model in ARCH_MODEL_NAME_REGISTRY.items() if model in models}
 
 
-def targets() -> set[str]:
-    """make's targets. A recipe counts as one target, without its steps."""
-    listing = subprocess.run(["make", "-qpRr", "help"], cwd=ROOT, capture_output=True, text=True).stdout
-    (phony,) = re.findall(r"^\.PHONY: (.+)$", listing, flags=re.M)
-    steps = re.compile(r".+-(preflight|text|prepare|train|average|generate|score)")
-    return {f"make {target}" for target in phony.split() if not steps.fullmatch(target)}
-
-
 @pytest.mark.parametrize(
     "page, names",
     [
         ("options.md", options(AdminOptions) | options(RAdamConfig) | options(DecayConfig) | set(RULES)),
         ("options.md", architectures() | options(NewLayersOptions)),
         ("commands.md", verbs()),
-        ("recipes.md", targets()),
         ("schemes.md", set(SCHEMES)),
     ],
-    ids=["options", "architectures", "verbs", "targets", "schemes"],
+    ids=["options", "architectures", "verbs", "schemes"],
 )
 def test_pages_name_everything(page: str, names: set[str]) -> None:
-    """Is every option, architecture, verb, target and scheme on its page?"""
+    """Is every option, architecture, verb and scheme on its page?"""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert len(names) > 5
     assert sorted(name for name in names if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text)) == []
-
-
-def test_defaults_of_commands_are_the_parsers() -> None:
-    """Does docs/commands.md give the defaults of the parser, which its help repeats?"""
-    page = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
-    documented = re.findall(r"`(--[a-z-]+)`[^`()|]*\((?:default )?`?([\w.-]+)`?\)", page)
-    for options, cells in re.findall(r"^\| (`--[^|]+) \| ([^|]+) \|", page, re.M):
-        documented += [(name.strip("`"), cell) for name, cell in zip(options.split(", "), cells.split(", "))]
-    actions = {name: it for parser in cli.parsers()[1].values() for it in parser._actions for name in it.option_strings}
-    defaults = {name: match[1] for name, it in actions.items() if (match := re.search(r"default: ([\w.-]+)", it.help))}
-    pairs = {name: text.split()[0].strip("`") for name, text in documented if name in defaults}
-    assert len(pairs) > 12 and pairs.items() <= defaults.items(), pairs
-    assert all(actions[name].default in (None, (actions[name].type or str)(text)) for name, text in pairs.items())
 
 
 def test_a_scheme_learns_at_a_rate_where_every_seed_does() -> None:

@@ -4,10 +4,7 @@ test_cuda.py compares them with computed steps on a GPU. Here a stand-in compute
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,38 +50,6 @@ def test_the_rarest_shape_makes_room(recorded: list[int], monkeypatch: pytest.Mo
     assert len(steps.pairs) == 2
 
 
-@pytest.mark.parametrize("memory", [True, False])
-def test_a_shape_that_cannot_be_recorded_is_computed(
-    memory: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Is it said once and not tried again, and are other shapes recorded, in the same pool if memory ran out?
-
-    After an invalid call torch's generator goes on waiting for its recording to end, so another one is made.
-    """
-    error = torch.cuda.OutOfMemoryError("CUDA out of memory") if memory else RuntimeError("not permitted\nCompile")
-    tried: list[int] = []
-
-    def pair(losses_of: Any, batch: dict[str, Any], steps: RecordedSteps) -> object:
-        tried.append(len(batch["target"]))
-        if tried[-1] == 1:
-            raise error
-        return object()
-
-    monkeypatch.setattr(graphs, "_Pair", pair)
-    recordings: list[Any] = []
-    monkeypatch.setattr(graphs, "record", lambda function, steps: recordings.append((function(), steps.pool)))
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "another pool")
-    steps = RecordedSteps(torch.nn.Linear(1, 1), [])
-    with caplog.at_level(logging.WARNING):
-        assert replayed(steps, 1, 1, 1, 2, 2, 1) == [False, False, False, False, True, False]
-    assert tried == [1, 2]
-    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    reason = str(error).partition("\n")[0]
-    assert line == f"Admin: --admin-fast graph: batches of {{'target': (1,)}} are computed, not replayed: {reason}"
-    assert [pool for _, pool in recordings] == ([] if memory else ["another pool"])
-    assert steps.pool == (None if memory else "another pool") and len(steps.broken) == (not memory)
-
-
 def test_other_errors_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def pair(*_: Any) -> None:
         raise ValueError("a mistake of ours")
@@ -92,38 +57,6 @@ def test_other_errors_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "_Pair", pair)
     with pytest.raises(ValueError, match="a mistake of ours"):
         replayed(RecordedSteps(torch.nn.Linear(1, 1), []), 1, 1)
-
-
-class Stream:
-    device = 0
-
-
-def test_a_failed_recording_leaves_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's own context does not switch back to the old stream if its capture_end fails."""
-    streams = [Stream(), Stream()]
-    current = streams[0]
-
-    def set_stream(stream: Stream) -> None:
-        nonlocal current
-        current = stream
-
-    @contextlib.contextmanager
-    def capture(graph: object, **_: Any) -> Iterator[None]:
-        set_stream(streams[1])
-        try:
-            yield
-        finally:
-            raise RuntimeError("operation failed due to a previous error during capture")
-
-    monkeypatch.setattr(torch.cuda, "_get_device_index", lambda *_: 0)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: current)
-    monkeypatch.setattr(torch.cuda, "set_stream", set_stream)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
-    monkeypatch.setattr(torch.cuda, "graph", capture)
-    steps = RecordedSteps(torch.nn.Linear(1, 1), [])
-    with pytest.raises(RuntimeError, match="previous error"):
-        graphs.record(lambda: None, steps)
-    assert current is streams[0]
 
 
 def _train(arguments: list[str], log: Path) -> None:

@@ -272,7 +272,6 @@ NO_CHECKPOINT = "is not a checkpoint; a file that torch.save wrote (.pt) was exp
 NOT_RUN = "open; a fairseq checkpoint was expected. Nothing in it was run"
 INPUT = "would overwrite its input"
 OTHER_RUN = "are not of one run: "
-OTHER_DICTIONARY = "the dictionary is not the one the model was trained with"
 
 REFUSALS = [
     # The command line

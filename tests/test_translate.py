@@ -12,7 +12,6 @@ import random
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,9 +24,8 @@ from fairseq_admin.errors import AdminError
 from fairseq_admin.text.assets import Assets
 from fairseq_admin.text.bpe import BPE, remove_bpe
 from fairseq_admin.text.tokens import Text
-from fairseq_admin.translation import pipeline, streams
+from fairseq_admin.translation import streams
 from fairseq_admin.translation.engines import Hypothesis, Search, Translator
-from fairseq_admin.translation.in_ctranslate2 import CTranslate2Translator
 from fairseq_admin.translation.pipeline import Pipeline, split
 from recipes.steps import bpe
 
@@ -203,17 +201,6 @@ def test_too_long_a_line_is_translated_in_pieces(
     assert translations[1] == " ".join([whole] * 3) and whole
 
 
-def test_a_translation_without_end_is_as_long_as_fairseqs() -> None:
-    """fairseq ends a translation after one unit less than the positions; CTranslate2 goes on to its bound."""
-    translator = object.__new__(CTranslate2Translator)
-
-    def endless(batch: object, max_decoding_length: int, **_: object) -> list[SimpleNamespace]:
-        return [SimpleNamespace(scores=[0.0], hypotheses=[["a"] * max_decoding_length])]
-
-    translator.positions, translator.model = 10, SimpleNamespace(translate_batch=endless)
-    assert translator.translate([["a"]], Search())[0][0].text.split() == ["a"] * 9
-
-
 def test_a_compressed_text_is_read(folded: Path, translate: Callable, data: Path, tmp_path: Path) -> None:
     expected = translate(folded, TEST)
     (tmp_path / "in.gz").write_bytes(gzip.compress("".join(f"{line}\n" for line in TEST).encode()))
@@ -262,28 +249,6 @@ def text(tmp_path: Path) -> Path:
     path = tmp_path / "in.txt"
     path.write_text("baki.\n")
     return path
-
-
-def test_missing_files_are_named(
-    folded: Path, data: Path, text: Path, tmp_path: Path, refused: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    assert "has neither model.pt nor model.bin" in refused(empty, text)
-    for name in ("dict.de.txt", "dict.en.txt", "text.json", "codes"):
-        message = f"there is no {name} in {empty} or {empty}/bin. Give the folder"
-        assert message in refused(folded, text, "--data", empty, "-s", "de", "-t", "en")
-        shutil.copy(data / name if (data / name).exists() else data / "bin" / name, empty)
-    assert f"there is no dict.de.txt in {folded.parent}. " in refused(folded, text)
-    monkeypatch.chdir(folded.parent)
-    assert f"there is no dict.de.txt in {folded.parent}. " in refused(folded.name, text)
-    assert "nope.pt is missing, a folder, a pipe or a device" in refused(tmp_path / "nope.pt", text)
-    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"baki.\n" * 9)[:-9])
-    assert "cut.gz: cannot be read (Compressed file ended" in refused(folded, tmp_path / "cut.gz", "--data", data)
-    assert "no.txt: cannot be read (No such file or directory)" in refused(folded, tmp_path / "no.txt")
-    assert "--nbest 3 is more than --beam 2 finds" in refused(folded, text, "--beam", 2, "--nbest", 3)
-    if not torch.cuda.is_available():
-        assert "no CUDA device was found" in refused(folded, text, "--data", data, "--device", "cuda")
 
 
 def swapped(path: Path) -> None:
@@ -349,22 +314,6 @@ def test_broken_folders_are_one_line(ct2: Path, text: Path, tmp_path: Path, refu
     assert "is not a whole " in refused(broken, text)
 
 
-def test_a_gpu_without_the_libraries_of_ctranslate2(
-    ct2: Path, text: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable
-) -> None:
-    """Is a missing CUDA library reported in one line? ctranslate2 loads it at the first batch, not with the model."""
-    import ctranslate2
-
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("Library libcublas.so.12 is not found or cannot be loaded")
-
-    translator = SimpleNamespace(translate_batch=fail)
-    monkeypatch.setattr(ctranslate2, "Translator", lambda *_, **__: translator)
-    monkeypatch.setattr(ctranslate2, "get_cuda_device_count", lambda: 1)
-    message = refused(ct2, text)
-    assert "libcublas.so.12 is not found" in message and "pip install nvidia-cublas-cu12" in message
-
-
 # -- the flow of lines, with a model that writes
 # capitals------------------------------------------------------------------
 
@@ -407,13 +356,6 @@ def test_pieces_are_joined_rank_by_rank(shouter: Pipeline, capfd: pytest.Capture
     assert translations[1] == [(0.0, "A! B B B C D"), (-1.0, "A!! B B B C D!")]
     message = "fairseq-admin: line 8 has 7 units and the model takes 6: translated in 2 pieces.\n"
     assert capfd.readouterr().err == message
-
-
-def test_a_model_without_positions_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Is a model without positions refused? Otherwise its lines would be split forever."""
-    monkeypatch.setattr(pipeline, "_engine", lambda model: lambda *_: SimpleNamespace(longest=0))
-    with pytest.raises(AdminError, match="model.pt has 1 positions; 2 are needed"):
-        Pipeline.load(tmp_path / "model.pt", Assets(tmp_path / "model.pt"))
 
 
 @pytest.mark.parametrize(
