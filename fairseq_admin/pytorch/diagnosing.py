@@ -1,197 +1,228 @@
 """Short trials find the smallest change with which a new model learns: none, a warm-up, Admin, or another rate.
 
 The plateau is the loss of a *blind* copy, in which every norm of a stack reads a constant: it learns how often each
-target occurs, and nothing else. The trials use successive halving. Every setting, a kind of change at one rate, runs
-for n steps. The better half of the rates of each kind runs for 2n steps, and the better half of that half runs for 4n.
-A trial that leaves the plateau may do so by chance, so its setting then gets the longest trial, on other batches and
-from other initial weights. If the repetition leaves the plateau too, only smaller changes are tried further. The result
-says which settings leave the plateau, not which one ends best.
+target occurs, and nothing else. A trial's *gain* is its distance below the plateau. In a model of several stacks, as an
+encoder and a decoder, each of them has to matter: the gain is at most what the loss rises by when another row takes the
+place of what a stack writes. What looks like learning may be chance, so it has to be seen again from other initial
+weights, on other batches. The result says which settings leave the plateau, not which one ends best.
 """
 
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from statistics import mean
+from itertools import chain, islice, repeat
+from statistics import mean, pstdev
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map
 
 from ..core.undisturbed import undisturbed
 from ..errors import AdminError
-from .attaching import attach, attached
+from .attaching import attach, attached, unfoldable
 from .batch import by_name
-from .branches import grouped
-from .trace import tensors
+from .branches import Search, grouped, stacks_of
+from .sums import is_norm, origin
+from .trace import Graph, floating, tensors
 
-KINDS = [(None, False), (None, True), ("constant", True), ("log", True)]
-"""A rule, or None for the model as it is; and whether the rate warms up during a quarter of the steps."""
-LENGTHS = (1, 2, 4)
-SHARE = 0.1
-"""The share of the planned run that all trials together may take."""
-FEWEST = 8  # steps of a trial
-LEAVES, STAYS = 0.1, 0.02
-"""Shares of the plateau's loss: a trial lower by more than LEAVES has left the plateau, by less than STAYS has not."""
-LARGE = 0.1  # change of a matrix in two steps, as a share of its norm
+RULES = ("linear", "constant")
+CHANGES = {"as it is": "", "warm-up": "", "redrawn": "each layer drawn by itself, "}
+CHANGES |= {rule: f"omega by the rule {rule}, " for rule in RULES}
+"""From the smallest, in words. All but the first warm the rate up during a quarter of the steps."""
+SHARE, TRIALS = 0.1, 10
+"""The share of the planned run that all trials together may take, and their number: the blind copy's, settings and
+repetitions, and two on a single batch."""
+LEAST, LOOK = 1000, 6  # steps of a run, at least; steps of the first look
+LEAVES, NOISES, STAYS = 0.1, 2, 0.2
+"""A trial has left the plateau if its gain is more than LEAVES of the plateau's loss and than NOISES standard
+deviations of that loss between batches. It has not moved if its gain is less than STAYS of this distance."""
+LARGE, UNIT = 0.1, (1e-3, 5.0)
+"""Change of a matrix in two steps, as a share of its norm; mean magnitudes that are not far from 1."""
 
-Loss = Callable[[nn.Module, Any], Tensor]
 
-
-@dataclass(frozen=True)
+@dataclass
 class Trial:
-    """The longest trial of a setting. The loss is the mean over the last quarter of its steps.
+    """The trial of a change at one rate. The loss is the mean over the last quarter of its steps.
 
-    The status is *learns* (it left the plateau, and so did the repetition), *fails* (it diverged, or was on the plateau
-    after the longest trial) or *undecided in N steps*. After a repetition, the loss is the higher one.
+    The status is *learns* (it left the plateau, and so did the repetition), *fails* (it diverged, or did not move),
+    or *undecided*. After a repetition, loss and gain are the worse ones.
     """
 
-    rule: str | None
+    change: str
     rate: float
-    warm_up: int
-    steps: int
-    loss: float
-    status: str
+    warm_up: int = 0
+    steps: int = 0
+    loss: float = -math.inf
+    gain: float = math.inf
+    status: str = ""
+
+    @property
+    def rule(self) -> str | None:
+        """The rule of ω; None without ω."""
+        return self.change if self.change in RULES else None
 
     def __str__(self) -> str:
-        rule = self.rule or "as it is"
-        return f"{rule:9} {self.rate:8g} {self.warm_up:8} {self.steps:6} {self.loss:9.4g}  {self.status}"
+        return f"{self.change:9} {self.rate:8g} {self.warm_up:8} {self.steps:6} {self.loss:9.4g}  {self.status}"
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The trials, smallest change first; the loss of the plateau; other observations about the model."""
+    """The trials, smallest change first; the loss of the plateau; observations about the model; and the advice.
+
+    The advice is the smallest change that leaves the plateau, or else what to do first, and what that would cost.
+    """
 
     trials: list[Trial]
     plateau: float
     seen: list[str]
-
-    @property
-    def advice(self) -> str:
-        """The smallest change that leaves the plateau, or the next thing to try, in one sentence."""
-        longest = max(trial.steps for trial in self.trials)
-        best = next((trial for trial in self.trials if trial.status == "learns"), None)
-        if best is self.trials[0]:
-            return "It learns as it is."
-        if best:
-            change = f"{f'omega by the rule {best.rule}, ' if best.rule else ''}a rate of {best.rate:g}"
-            return f"It did not learn as it is, but did with {change}, {best.warm_up} steps of warm-up."
-        if all(trial.status == "fails" for trial in self.trials if trial.steps == longest):
-            return f"No omega helped in {longest} steps: take Pre-LN or a lower rate, or diagnose with more steps."
-        return f"Undecided in {longest} steps: some settings begin to learn. Diagnose with more steps."
+    advice: str
 
     def __str__(self) -> str:
-        head = f"{'rule':9} {'rate':>8} {'warm-up':>8} {'steps':>6} {'loss':>9}"
+        head = f"{'change':9} {'rate':>8} {'warm-up':>8} {'steps':>6} {'loss':>9}"
         blind = f"{'blind':9} {self.plateau:34.4g}  the plateau"
         return "\n".join([head, *map(str, self.trials), blind, *self.seen, self.advice])
+
+
+def constant(x: Any) -> Any:
+    """One fixed vector at all places of all rows; of integers, zeros."""
+    if floating(x) and x.dim():
+        return torch.linspace(-1, 1, x.shape[-1]).to(x).expand_as(x)
+    return torch.zeros_like(x) if isinstance(x, Tensor) and x.dtype != torch.bool else x
+
+
+def other_row(x: Any) -> Any:
+    """Each row's numbers from another row, one place further: either rows or places come first."""
+    axes = (0, 1)[: x.dim() - 1] if floating(x) else ()
+    return x.roll((1,) * len(axes), axes) if axes and min(x.shape[: len(axes)]) > 1 else -x if axes else x
 
 
 class Trainer:
     """Trains copies of a model from the same random state."""
 
-    step_done: Callable[[], object] = int
-    """Called after each step."""
-
-    def __init__(self, model: nn.Module, batches: Iterable[Any], loss: Loss, optimizer: Callable) -> None:
-        self.model, self.batches, self.loss, self.optimizer = model, batches, loss, optimizer
-        trial, calls = self.copy(), []
+    def __init__(self, model: nn.Module, batches: Any, loss: Any, optimizer: Any, step_done: Any = int) -> None:
+        """step_done() is called after each step."""
+        self.models, self.batches, self.loss, self.step_done = {"": model}, batches, loss, step_done
+        self.optimizer, trial, calls = optimizer, self.copy(), list[Any]()
         trial.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True)
         with undisturbed(trial):
-            loss(trial, next(iter(batches)))
+            self.first = next(iter(batches))
+            loss(trial, self.first)
         if not calls:
             raise AdminError("loss(model, batch) did not call the model that it was given; expected model(...) in it.")
         _, args, kwargs = calls[0]
         self.batch = {**by_name(model, args), **kwargs} if kwargs else args
         """The arguments that the loss gives to the model's forward for the first batch."""
+        self.models |= {rule: attach(self.copy(), self.batch, omega=rule, unfoldable="keep") for rule in RULES}
+        self.record = attached(self.models[RULES[0]])[1]
+        self.stacks = stacks_of(Search(Graph(self.copy(), self.batch)).sublayers)
 
-    def copy(self, rule: str | None = None, redraw: bool = False) -> nn.Module:
-        """A copy of the model in training mode, attached by a rule.
+    def copy(self, change: str = "as it is", repetition: bool = False) -> nn.Module:
+        """A copy of the model in training mode, with a change. A repetition has other initial weights of the same law.
 
-        redraw: permute the columns of each matrix, which gives other weights of the same initial distribution. Matrices
-        of one size get one permutation, so layers that start as copies stay copies.
+        Each matrix has its columns permuted, each vector its entries. Tensors of one size get one permutation, so that
+        layers which start as copies stay copies, unless the change is that they do not.
         """
+        source = self.models[change if change in RULES else ""]
         # Tensors with a gradient that modules keep, such as attention weights, cannot be copied.
-        kept = [x for module in self.model.modules() for x in tensors(vars(module)) if not x.is_leaf]
-        model = copy.deepcopy(self.model, {id(x): x.detach() for x in kept}).train()
-        for weight in model.parameters() if redraw else ():
-            if weight.dim() > 1 and weight.requires_grad:
-                seeded = torch.Generator().manual_seed(weight.numel())
-                order = torch.randperm(weight.shape[1], generator=seeded).to(weight.device)
-                weight.data.copy_(weight.data[:, order])
-        if rule:
-            attach(model, self.batch, omega=rule)
+        kept = [x for module in source.modules() for x in tensors(vars(module)) if not x.is_leaf]
+        model = copy.deepcopy(source, {id(x): x.detach() for x in kept}).train()
+        for number, weight in enumerate(model.parameters() if repetition or change == "redrawn" else ()):
+            if weight.requires_grad and weight.dim():
+                axis, seed = min(1, weight.dim() - 1), number if change == "redrawn" else weight.numel()
+                seeded = torch.Generator().manual_seed(2 * seed + repetition)
+                order = torch.randperm(weight.shape[axis], generator=seeded)
+                weight.data.copy_(weight.data.index_select(axis, order.to(weight.device)))
         return model
 
-    def train(self, model: nn.Module, rate: float, warm_up: int, steps: int, skip: int = 0) -> float:
+    def blind(self) -> nn.Module:
+        """A copy in which the norm of every sub-layer reads one fixed vector, at all places of all batches."""
+        model = self.copy()
+        for name in self.record.norms:
+            model.get_submodule(name).register_forward_pre_hook(lambda _, *x: tree_map(constant, x), with_kwargs=True)
+        return model
+
+    def train(self, model: nn.Module, rate: float, warm_up: int, steps: int, skip: int = 0) -> list[float]:
         """Train a copy on the batches after the first `skip`.
 
-        Returns the mean loss of the last quarter of the steps; infinity if a loss is not finite.
+        Returns the losses of the last quarter of the steps; [inf] if a loss is not finite.
         """
         losses: list[float] = []
-        devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
-        with torch.random.fork_rng(list(devices)), torch.enable_grad():
+        with undisturbed(model), torch.enable_grad():
             optimizer = self.optimizer(model.parameters(), rate)
             schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / max(1, warm_up)))
-            batches = itertools.chain.from_iterable(itertools.repeat(self.batches))
-            for batch in itertools.islice(batches, skip, skip + steps):
+            for batch in islice(chain.from_iterable(repeat(self.batches)), skip, skip + steps):
                 optimizer.zero_grad()
                 value = self.loss(model, batch)
                 losses.append(value.item())
-                if not math.isfinite(losses[-1]):
-                    return math.inf
                 value.backward()
                 optimizer.step()
                 schedule.step()
                 self.step_done()
-        return mean(losses[-(steps // 4) :])
+        return losses[-max(1, steps // 4) :] if math.isfinite(sum(losses)) else [math.inf]
 
-    def blind(self) -> nn.Module:
-        """A copy in which the norm of every sub-layer reads one fixed vector, at all positions of all batches."""
-        model = self.copy("constant")
+    def worth(self, model: nn.Module) -> float:
+        """By how much the loss rises if another row takes the place of what a stack writes; of all stacks the least.
 
-        def hide(axis: int, norm: nn.Module, args: tuple) -> tuple:
-            ramp = torch.linspace(-1, 1, args[0].shape[axis]).to(args[0])
-            return ramp.reshape(-1, *[1] * (-1 - axis)).expand_as(args[0]), *args[1:]
+        Infinity if there is one stack.
+        """
+        losses = []
+        for name in ["", *{stack[-1].name for stack in self.stacks}]:
+            hide = lambda _, inputs, output, name=name: tree_map(other_row, output) if name else None  # noqa: E731
+            with undisturbed(model) as undo:
+                undo.callback(model.get_submodule(name).register_forward_hook(hide).remove)
+                torch.manual_seed(0)  # the same dropout
+                losses.append(mean(self.loss(model, batch).item() for batch in islice(self.batches, 4)))
+        return min(losses[1:]) - losses[0] if len(losses) > 2 else math.inf
 
-        for norm in map(model.get_submodule, attached(model)[1].norms):
-            norm.register_forward_pre_hook(partial(hide, -2 if isinstance(norm, nn.BatchNorm1d) else -1))
-        return model
+
+def copies(model: nn.Module) -> list[str]:
+    """The names of two matrices that have the same entries, but for their order; [] if there are none."""
+    norms = {name: (w.shape, w.norm().item()) for name, w in model.named_parameters() if w.dim() > 1 and w.any()}
+    alike = [name for name, norm in norms.items() if list(norms.values()).count(norm) > 1]
+    return sorted(alike, key=lambda name: str(norms[name]))[:2]
 
 
-def look(trainer: Trainer, rate: float) -> tuple[list[str], float]:
-    """Observations that may explain why the model does not learn or ω does not help, and the seconds per step.
+def look(trainer: Trainer, rate: float) -> tuple[list[str], dict[str, str], float, float]:
+    """Train a copy for some steps at the full rate.
 
-    Trains a copy for two steps at the full rate.
+    Returns observations; what may explain that the model does not learn, by name; the rate at which two steps change no
+    matrix by more than LARGE; and the seconds per step.
     """
-    model, off = trainer.copy(), attached(trainer.copy("constant"))[1].off
-    seen = [f"Admin is off: {grouped(off)}."] if off else []
+    model, record = trainer.copy(), trainer.record
+    seen = [f"Admin is off: {grouped(record.off)}."] if record.off else []
+    if names := copies(model):
+        seen.append(f"Layers start as copies ({names[0]}, {names[1]}, …): draw each, as nn.Transformer does.")
     before = {name: w.detach().clone() for name, w in model.named_parameters() if w.dim() > 1 and w.any()}
-    same: dict[Any, list[str]] = {}
-    for name, weight in before.items():
-        same.setdefault((weight.shape, weight.double().norm().item()), []).append(name)
-    copies = max(same.values(), key=len)
-    if len(copies) > 1:
-        seen.append(f"Layers start as copies ({copies[0]}, {copies[1]}, …): draw each, as nn.Transformer does.")
-    trainer.train(model, rate, 0, 1)
-    began = time.monotonic()
-    trainer.train(model, rate, 0, 1)
-    seconds = time.monotonic() - began
+    trainer.train(model, rate, 0, 2)
     changes = {name: ((model.get_parameter(name) - w).norm() / w.norm()).item() for name, w in before.items()}
     worst = max(changes, key=changes.__getitem__)
-    if changes[worst] > LARGE:
-        seen.append(f"Two steps at {rate:g} change {worst} by {changes[worst]:.0%}: small weights for this rate.")
-    return seen, seconds
+    calm = rate * LARGE / max(changes[worst], 1e-9)
+    if calm < rate:
+        seen.append(f"Two steps at {rate:g} change {worst} by {changes[worst]:.0%}: take a rate of {calm:.1g} or less.")
+    dead = [name for name, w in model.named_parameters() if w.requires_grad and (w.grad is None or not w.grad.any())]
+    deep = {name.rpartition(".")[0] for name in dead} & {*record.norms}  # a pooler may be idle
+    causes = dict.fromkeys(dead if deep else (), "gets no gradient")
+    for path, x in tree_flatten_with_path(trainer.first)[0]:
+        # A mask has two numbers.
+        if floating(x) and len(x.unique()) > 2 and not UNIT[0] < (size := x.abs().mean().item()) < UNIT[1]:
+            causes[f"batch{keystr(path)}"] = f"is far from unit scale (on average {size:.2g}): standardise it"
+    shortcuts = {origin(x) for stack in trainer.stacks for sublayer in stack[1:] for x in sublayer.shortcut}
+    if len(lost := {x.place[-1] for x in shortcuts if is_norm(x)} - {*record.norms}) > 1:
+        causes |= dict.fromkeys(sorted(lost), "reads no sum x + f(x): a residual is missing")
+    began = time.monotonic()
+    trainer.train(model, rate, 0, LOOK - 2)
+    return seen, causes, calm, (time.monotonic() - began) / (LOOK - 2)
 
 
 def diagnose(
-    model: nn.Module, batches: Iterable[Any], *, loss: Loss, optimizer: Callable[..., torch.optim.Optimizer],
-    rates: Sequence[float], steps: int,
+    model: nn.Module, batches: Iterable[Any], *, loss: Callable[[nn.Module, Any], Tensor],
+    optimizer: Callable[..., torch.optim.Optimizer], rates: Sequence[float], steps: int,
 ) -> Diagnosis:  # fmt: skip
     """Find, by trials on copies, the smallest change with which a new model leaves the plateau.
 
@@ -225,51 +256,66 @@ def diagnose(
         sentence. `print` shows them as one table. Losses have the unit of `loss`.
 
     Raises:
-        AdminError: too few steps for so many rates; what `attach` refuses (Pre-LN, a trained model).
+        AdminError: too few steps for so many rates; what `attach` refuses even with unfoldable="keep" (Pre-LN, a
+            trained model).
     """
     from ..bar import bar  # tqdm, which nothing else here needs
 
     if isinstance(batches, Iterator):
         raise AdminError("batches can be read only once; expected a list or a DataLoader, for every trial reads it.")
-    counts = [math.ceil(len(rates) / length) for length in LENGTHS]
-    parts = sum((len(KINDS) * count + 1) * length for count, length in zip(counts, LENGTHS)) + 2 * LENGTHS[-1]
-    unit = int(steps * SHARE - 2) // parts
-    if unit < FEWEST:
-        least = math.ceil((FEWEST * parts + 2) / SHARE)
-        raise AdminError(f"steps={steps} leaves {unit} steps a trial; expected steps={least} or more, or fewer rates.")
-    most, longest = unit * parts + 2, unit * LENGTHS[-1]
-    settings = [(*kind, rate) for rate in rates for kind in KINDS]
-    alive = list(range(len(settings)))
-    trials: dict[int, Trial] = {}
-    with bar("trials", most, " steps", prefix="diagnose: ") as shown:
-        trainer = Trainer(model, batches, loss, optimizer)
-        trainer.step_done = shown.update
-        seen, seconds = look(trainer, rates[0])
-        shown.write(f"diagnose: at most {most} steps of {seconds:.2g} s, {most * seconds / 60:.1f} minutes", sys.stderr)
-        plateau = trainer.train(trainer.blind(), max(rates), 0, longest)
+    if steps < LEAST:
+        raise AdminError(f"steps={steps}; expected {LEAST} or more, since a trial takes a hundredth of them.")
+    length = int(steps * SHARE - LOOK) // TRIALS
+    with bar("trials", int(steps * SHARE), " steps", prefix="diagnose: ") as shown:
+        trainer = Trainer(model, batches, loss, optimizer, shown.update)
+        seen, causes, calm, seconds = look(trainer, rates[0])
+        changes = [change for change in CHANGES if change != "redrawn" or copies(model)]
+        trials = [Trial(change, rate) for rate in rates for change in changes if change not in RULES or not causes]
+        trials.sort(key=lambda trial: bool(trial.rule) and trial.rate > calm)  # a lower rate is a smaller change
+        most = shown.total = LOOK + length * min(TRIALS, len(trials) + 4)
+        minutes = seconds / 60 * most
+        cost = f"at most {most} steps, {most / steps:.0%} of {steps}, {minutes:.1f} minutes"
+        shown.write(f"diagnose: {cost}; {3 * length * seconds / 60:.1f} if it learns as it is", sys.stderr)
+        losses = trainer.train(trainer.blind(), max(rates), 0, length)
+        plateau = mean(losses)
         if plateau == math.inf:
             raise AdminError(f"at {max(rates):g} even a copy that reads nothing diverges; give lower rates.")
-        leaves, stays = (plateau - share * abs(plateau) for share in (LEAVES, STAYS))
-        for length, next_count in zip(LENGTHS, [*counts[1:], 0]):
-            for i in alive:
-                rule, warms_up, rate = settings[i]
-                run = unit * length
-                if shown.n + run + longest > most:  # earlier repetitions have used up the steps
-                    break
-                first = last = trainer.train(trainer.copy(rule), rate, run // 4 * warms_up, run)
-                if first <= leaves:
-                    skip, run = run, longest
-                    last = trainer.train(trainer.copy(rule, redraw=True), rate, run // 4 * warms_up, run, skip)
-                fails = math.inf in (first, last) or (first > stays and run == longest)
-                status = "learns" if last <= leaves else "fails" if fails else f"undecided in {run} steps"
-                trials[i] = Trial(rule, rate, run // 4 * warms_up, run, max(first, last), status)
-                shown.write(str(trials[i]), file=sys.stderr)
-                if status == "learns":
-                    alive = [other for other in alive if other < i]
-                    break
-            # A setting whose repetition has failed is dropped. Otherwise the user's own setting always goes on.
-            go_on = [i for i in alive if i in trials and trials[i].steps < longest]
-            by_loss = sorted(go_on, key=lambda i: trials[i].loss)
-            best = [[i for i in by_loss if i % len(KINDS) == kind][:next_count] for kind in range(len(KINDS))]
-            alive = sorted({*go_on[:1], *itertools.chain(*best)})
-    return Diagnosis([trials[i] for i in sorted(trials)], plateau, seen)
+        leaves = max(LEAVES * plateau, NOISES * pstdev(losses))
+
+        def leaves_it(trial: Trial, repetition: bool = False) -> bool:
+            """Train a setting. A repetition can only make its loss and gain worse."""
+            model, trial.warm_up = trainer.copy(trial.change, repetition), length // 4 * (trial.change != "as it is")
+            loss = mean(trainer.train(model, trial.rate, trial.warm_up, length, length * repetition))
+            gain = min(plateau - loss, trainer.worth(model) if plateau - loss > STAYS * leaves else math.inf)
+            trial.steps, trial.loss, trial.gain = length, max(trial.loss, loss), min(trial.gain, gain)
+            trial.status = "fails" if loss == math.inf or gain < STAYS * leaves and not repetition else "undecided"
+            return trial.gain > leaves
+
+        first, best, smaller = [trials[0], *[trial for trial in trials if trial.rule == "linear"][:2]], None, trials
+        for trial in sorted(trials, key=lambda trial: trial not in first):
+            if trial in smaller and shown.n + length * (2 if best else 4) <= most:
+                if leaves_it(trial) and leaves_it(trial, repetition=True):
+                    trial.status, best, smaller = "learns", trial, trials[: trials.index(trial)]
+                shown.write(str(trial), file=sys.stderr)
+        trials = [trial for trial in trials if trial.steps]
+        nearest = max(trials, key=lambda trial: trial.gain)
+        if not best and not causes:
+            trainer.batches, models = [trainer.first], (trainer.blind(), trainer.copy(nearest.change))
+            alone, learned = (mean(trainer.train(model, nearest.rate, length // 4, length)) for model in models)
+            if not alone - learned > leaves:
+                causes["A single batch"] = "is not learned either: check the data, the loss and the model"
+    if best is trials[0]:
+        advice = "It learns as it is."
+    elif best:
+        change = f"{CHANGES[best.change]}a rate of {best.rate:g}, {best.warm_up} steps of warm-up"
+        advice = f"In {length} steps it did not learn as it is, but did with {change}."
+        if best.rule and (kept := unfoldable(trainer.models[best.rule])):
+            advice += f' Give attach unfoldable="keep": {kept}.'
+    elif causes:
+        advice = f"It did not learn, and omega is no remedy. First: {grouped(causes)}."
+    else:
+        begins = f"Undecided: {nearest.change} at {nearest.rate:g} begins to learn"
+        more, what = (1.5 * leaves / nearest.gain, begins) if nearest.gain > STAYS * leaves else (2, "No omega helped")
+        cost = f"steps={math.ceil(more * steps)}: {more * length:.0f} a trial, {more * minutes:.1f} minutes"
+        advice = f"{what} in {length} steps. Take Pre-LN or a lower rate, or diagnose with {cost}."
+    return Diagnosis(trials, plateau, [*seen, *(f"{name} {why}." for name, why in causes.items())], advice)
