@@ -6,12 +6,13 @@ For a model that takes one tuple or one mapping, write `(batch,)`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from ..core.undisturbed import undisturbed
 from ..errors import AdminError
 
 
@@ -49,3 +50,20 @@ def by_name(model: nn.Module, batch: Any) -> dict[str, Any]:
     names = argument_names(model)
     names += [f"argument {position}" for position in range(len(names), len(args))]
     return {**dict(zip(names, args)), **kwargs}
+
+
+def forward_batch(model: nn.Module, batch: Any, loss: Callable[[nn.Module, Any], Tensor]) -> Any:
+    """The arguments that a loss gives to a model's forward for a batch of the training.
+
+    Raises:
+        AdminError: the loss does not call the model.
+    """
+    calls: list[Any] = []
+    hook = model.register_forward_pre_hook(lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True)
+    with undisturbed(model):
+        loss(model, batch)
+    hook.remove()
+    if not calls:
+        raise AdminError("loss(model, batch) did not call the model that it was given; expected model(...) in it.")
+    args, kwargs = calls[0]
+    return {**by_name(model, args), **kwargs} if kwargs else args
