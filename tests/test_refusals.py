@@ -1,6 +1,7 @@
 """What a user gets wrong: one line that says what was found, exit status 2, and nothing on disk changes.
 
-The tables say what to run and what the line says. Options of a model are refused in test_schemes.py and test_new_layers.py.
+The tables say what to run and what the line says. Options of a model are refused in test_schemes.py
+and test_new_layers.py.
 """
 
 from __future__ import annotations

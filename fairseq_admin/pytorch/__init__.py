@@ -4,6 +4,7 @@ This package imports only torch: neither fairseq, whose plugin shares the mathem
 """
 
 from .attaching import attach, fold, folded_state_dict, omegas
+from .coordinate_check import coordinate_check
 from .diagnosing import diagnose
 
-__all__ = ["attach", "diagnose", "fold", "folded_state_dict", "omegas"]
+__all__ = ["attach", "coordinate_check", "diagnose", "fold", "folded_state_dict", "omegas"]

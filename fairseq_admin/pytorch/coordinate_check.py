@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import AdminError
-from .at_writer.attaching import attach, attached
-from .at_writer.trace import tensors
+from .attaching import attach, attached
 from .batch import call, forward_batch
+from .trace import tensors
 
 SATURATES = 0.5
 """From this change on, the output is another one rather than a moved one. (Two independent outputs differ by 1.4.)"""

@@ -26,7 +26,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map
 from ..core.undisturbed import undisturbed
 from ..errors import AdminError
 from .attaching import attach, attached, unfoldable
-from .batch import by_name
+from .batch import forward_batch
 from .branches import Search, grouped, stacks_of
 from .sums import is_norm, origin
 from .trace import Graph, floating, tensors
@@ -108,15 +108,10 @@ class Trainer:
     def __init__(self, model: nn.Module, batches: Any, loss: Any, optimizer: Any, step_done: Any = int) -> None:
         """step_done() is called after each step."""
         self.models, self.batches, self.loss, self.step_done = {"": model}, batches, loss, step_done
-        self.optimizer, trial, calls = optimizer, self.copy(), list[Any]()
-        trial.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True)
-        with undisturbed(trial):
+        self.optimizer = optimizer
+        with undisturbed(model):  # a DataLoader draws a random number
             self.first = next(iter(batches))
-            loss(trial, self.first)
-        if not calls:
-            raise AdminError("loss(model, batch) did not call the model that it was given; expected model(...) in it.")
-        _, args, kwargs = calls[0]
-        self.batch = {**by_name(model, args), **kwargs} if kwargs else args
+        self.batch = forward_batch(self.copy(), self.first, loss)
         """The arguments that the loss gives to the model's forward for the first batch."""
         self.models |= {rule: attach(self.copy(), self.batch, omega=rule, unfoldable="keep") for rule in RULES}
         self.record = attached(self.models[RULES[0]])[1]
