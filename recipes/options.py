@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from contextlib import suppress
 
 Options = dict[str, str]
@@ -47,6 +47,10 @@ def merge(base: Options, *more: Options) -> Options:
     for options in more:
         merged |= options
     return {name: value for name, value in merged.items() if value != TAKEN_AWAY}
+
+
+def without(options: Options, names: Container[str]) -> Options:
+    return {name: value for name, value in options.items() if name not in names}
 
 
 def words(options: Options) -> list[str]:

@@ -104,10 +104,16 @@ class File(Part):
     texts: dict[str, Raw] = {}
     splits: dict[str, Split] = {}
 
-    @property
-    def preset(self) -> str:
-        """The default preset: the first, or `cpu` where there is no GPU for the first."""
-        return "cpu" if "cpu" in self.presets and not visible_gpus() else next(iter(self.presets))
+    def preset(self, name: str) -> str:
+        """The preset that the user names, or the default: the first, or `cpu` where there is no GPU for the first.
+
+        Raises:
+            ValueError: there is no such preset.
+        """
+        name = name or ("cpu" if "cpu" in self.presets and not visible_gpus() else next(iter(self.presets)))
+        if name not in self.presets:
+            raise ValueError(f"PRESET={name} is unknown; expected {' or '.join(filter(None, self.presets)) or 'none'}.")
+        return name
 
     def options(self, command: str, size: str, preset: str) -> Options:
         parts = (self, self.sizes[size], self.presets[preset])
@@ -148,7 +154,7 @@ class Recipe:
 
     @property
     def preset(self) -> str:
-        return self.settings.PRESET or self.file.preset
+        return self.file.preset(self.settings.PRESET)
 
     @property
     def pair(self) -> str:
@@ -192,8 +198,7 @@ class Recipe:
 
     def changes(self, command: str) -> Options:
         """The user's options that change the result of a command."""
-        changed = opts.changes(self.recipe_options[command], self.options[command])
-        return {name: value for name, value in changed.items() if name not in NEUTRAL[command]}
+        return opts.without(opts.changes(self.recipe_options[command], self.options[command]), NEUTRAL[command])
 
     @property
     def change(self) -> str:
@@ -205,8 +210,8 @@ class Recipe:
         precision = self.settings.PRECISION if trained.keys() & PRECISION else ""
         length = LENGTH if self.by_epochs else LENGTH - EVERY  # the interval decides what is averaged
         hidden = {*stacks, *length, "--admin-scheme", "--admin-init", "--seed", *(PRECISION if precision else ())}
-        shown = {name: value for name, value in trained.items() if name not in hidden}
-        changed = [opts.part_of_name(part) for part in (self.changes("prepare"), self.changes("preprocess"), shown)]
+        changes = (self.changes("prepare"), self.changes("preprocess"), opts.without(trained, hidden))
+        changed = map(opts.part_of_name, changes)
         tokens = f"tokens{self.tokens}" if self.tokens != self._tokens_of(self.recipe_options["train"]) else ""
         return "-".join(filter(None, [layers, precision, *changed, tokens]))
 
@@ -252,16 +257,8 @@ class Recipe:
     @property
     def difference(self) -> str:
         """All that the user changed, but for scheme, rule, preset and seed: the column `options` of results.csv."""
-        length = (
-            f"at-{self.length}"
-            if opts.changes(
-                *(
-                    {name: options["train"].get(name, "") for name in ("--max-update", "--max-epoch")}
-                    for options in (self.recipe_options, self.options)
-                )
-            )
-            else ""
-        )
+        changed = opts.changes(self.recipe_options["train"], self.options["train"])
+        length = f"at-{self.length}" if changed.keys() & {"--max-update", "--max-epoch"} else ""
         folder = self.result.name.removeprefix(f"at-{self.length}").removeprefix("-epochs").strip("-")
         return "-".join(filter(None, [self.change, length, folder]))
 
@@ -359,9 +356,7 @@ def read(target: str, values: dict[str, str], folder: Path | None = None) -> Rec
     """
     _, file, size = files()[target]
     settings = validated(Settings, values)
-    preset = settings.PRESET or file.preset
-    if preset not in file.presets:
-        raise ValueError(f"PRESET={preset} is unknown; expected {' or '.join(filter(None, file.presets)) or 'none'}.")
+    preset = file.preset(settings.PRESET)
     if settings.PAIR and (file.pair or file.pairs and settings.PAIR not in file.pairs):
         raise ValueError(f"PAIR={settings.PAIR} is not of {target}; expected {file.pair or ', '.join(file.pairs)}.")
     sources = any(text.archive is None for text in file.texts.values())
@@ -377,14 +372,14 @@ def read(target: str, values: dict[str, str], folder: Path | None = None) -> Rec
         raise ValueError(f"UPDATES={settings.UPDATES}: {target} trains by epochs; give ARGS='--max-epoch ...'.")
     if "--max-epoch" in user["train"].keys() - own["train"].keys():
         for one in (own, options):  # no end of an epoch may be left out
-            one["train"] = {name: value for name, value in one["train"].items() if name not in BY_UPDATES}
+            one["train"] = opts.without(one["train"], BY_UPDATES)
     train = options["train"]
     if (method := train.get("--admin-scheme", "")) not in SCHEMES:
         raise ValueError(f"--admin-scheme {method} is unknown; expected one of {', '.join(SCHEMES)}.")
     if not SCHEMES[method].omega:
         train.pop("--admin-init", None)
     for one in (own, options) if "--cpu" in train else ():
-        one["train"] = {name: value for name, value in one["train"].items() if name not in PRECISION}
+        one["train"] = opts.without(one["train"], PRECISION)
     if {"--encoder-embed-dim", "--encoder-attention-heads"} <= train.keys():
         width, heads = number(train, "--encoder-embed-dim"), number(train, "--encoder-attention-heads")
         if width % heads:
@@ -396,9 +391,7 @@ def read(target: str, values: dict[str, str], folder: Path | None = None) -> Rec
 def help_lines(target: str, values: dict[str, str]) -> Iterator[str]:
     """A recipe's settings, what people change first, and its options by command."""
     _, file, size = files()[target]
-    preset = values.get("PRESET") or file.preset
-    if preset not in file.presets:
-        raise ValueError(f"PRESET={preset} is unknown; expected {' or '.join(filter(None, file.presets)) or 'none'}.")
+    preset = file.preset(values.get("PRESET", ""))
     yield f"make {target} {f'PRESET={chr(124).join(file.presets)} ' * (len(file.presets) > 1)}NAME=VALUE ..."
     yield ""
     hidden = {"PAIR"} if file.pair or file.kind != "translation" else set()

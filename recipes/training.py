@@ -31,7 +31,7 @@ from recipes import options as opts
 from recipes import text as texts
 from recipes.options import Options
 from recipes.processes import Failed, Job, in_cluster_job, plugin, produce, stream
-from recipes.recipe import LENGTH, NEUTRAL, OURS, Recipe
+from recipes.recipe import EVERY, LENGTH, NEUTRAL, OURS, Recipe
 from recipes.settings import ENVIRONMENT
 from recipes.steps import checkpoints, results, summary
 from recipes.steps.common import read_lines, write_lines
@@ -164,17 +164,8 @@ class Run:
         return [str(self.text.binary), *self.languages, *options, *meeting, *map(str, folders)]
 
     def average_words(self) -> list[object]:
-        options = opts.words(self.recipe.options["average"])
-        return [
-            self.folder / "checkpoints",
-            "--by",
-            self.unit,
-            *options,
-            "-o",
-            self.average,
-            "--data",
-            self.text.binary,
-        ]
+        files = ["-o", self.average, "--data", self.text.binary]
+        return [self.folder / "checkpoints", "--by", self.unit, *opts.words(self.recipe.options["average"]), *files]
 
     def fold_words(self) -> list[object]:
         return [self.average, "-o", self.final, "--data", self.text.binary]
@@ -221,23 +212,14 @@ class Run:
         fold = f"{shell('fairseq_admin.cli', 'fold', *self.fold_words())} | tee {shlex.quote(str(model / 'fold.txt'))}"
         copy = shlex.join(["cp", str(self.average), str(self.final)])
         assets = [shlex.join(["cp", *map(str, self.text.assets), str(self.final.parent)])] if self.text.assets else []
-        generate = shell(self.generator, *self.generate_words())
+        average = shell("fairseq_admin.cli", "average", *self.average_words())
+        generate = f"{shell(self.generator, *self.generate_words())} > {shlex.quote(str(self.generated))}"
         write = partial(summary.write, result, others, recipe.command, *self.test)
         return [
             Step("train", self.trained, self.train, [shlex.join(["mkdir", "-p", str(self.folder)]), train, mark]),
-            Step(
-                "average", self.average, self._average, [shell("fairseq_admin.cli", "average", *self.average_words())]
-            ),
+            Step("average", self.average, self._average, [average]),
             Step("model", self.final, self._finish, [*assets, fold if self.folded else copy]),
-            Step(
-                "generate",
-                self.generated,
-                self._generate,
-                [
-                    shlex.join(["mkdir", "-p", str(result)]),
-                    f"{generate} > {shlex.quote(str(self.generated))}",
-                ],
-            ),
+            Step("generate", self.generated, self._generate, [shlex.join(["mkdir", "-p", str(result)]), generate]),
             Step("score", self.score, self._score, [self.again("score")]),
             Step("summary", result / "summary.txt", write, [self.again()], scores),
             Step("report", result / "report.html", partial(self._report, others), [], scores),
@@ -306,14 +288,8 @@ class Run:
         for part in (part for part in needed_by if self.plan(part)):
             target = recipe.target if part == "all" else f"{recipe.target}-{part}"
             folder = recipe.base if part == "prepare" else recipe.run  # runs with the same text share its job
-            jobs.append(
-                Job(
-                    target,
-                    [sys.executable, "-m", "recipes", target, *as_words(preset | recipe.values)],
-                    folder,
-                    needed_by[part],
-                )
-            )
+            command = [sys.executable, "-m", "recipes", target, *as_words(preset | recipe.values)]
+            jobs.append(Job(target, command, folder, needed_by[part]))
         return jobs
 
     def device_fault(self) -> str:
@@ -360,28 +336,14 @@ class Run:
 
     def records(self) -> dict[Path, Options]:
         """The options that decide the content of each of the run's folders."""
-        train, folders = self.recipe.options["train"], (self.folder, self.recipe.model, self.recipe.result)
-        left_out = {*NEUTRAL["train"], *LENGTH, *OURS} | ({"--cpu"} if self.on_cpu else set())
-        kept = {name: value for name, value in train.items() if name not in left_out}
-        every = {} if self.recipe.by_epochs else {"--save-interval-updates": train["--save-interval-updates"]}
-        generate = self.recipe.options["generate"].items()
-        text = {
-            name[2:]: value for name, value in self.recipe.options["prepare"].items() if name not in NEUTRAL["prepare"]
-        }
-        options: list[Options] = [
-            {"text": self.text.folder.name, "tokens of an update": str(self.recipe.tokens), **kept},
-            {
-                "text": self.text.folder.name,
-                "pair": self.recipe.pair,
-                **text,
-                **every,
-                **self.recipe.options["average"],
-            },
-            {name: value for name, value in generate if name not in NEUTRAL["generate"]},
-        ]
-        merged: dict[Path, Options] = {}
-        for folder, some in zip(folders, options):
-            merged[folder] = merged.get(folder, {}) | some
+        recipe, text = self.recipe, {"text": self.text.folder.name}
+        prepare, generate = (opts.without(recipe.options[name], NEUTRAL[name]) for name in ("prepare", "generate"))
+        train = opts.without(recipe.options["train"], NEUTRAL["train"] | LENGTH | OURS)
+        every = {} if recipe.by_epochs else {"--save-interval-updates": recipe.options["train"][min(EVERY)]}
+        averaged = text | {"pair": recipe.pair} | {name[2:]: value for name, value in prepare.items()} | every
+        merged: dict[Path, Options] = {self.folder: text | {"tokens of an update": str(recipe.tokens)} | train}
+        for folder, options in ((recipe.model, averaged | recipe.options["average"]), (recipe.result, generate)):
+            merged[folder] = merged.get(folder, {}) | options
         return merged
 
     def check(self) -> None:

@@ -108,9 +108,8 @@ class Deeper(Grid):
     def options(self, axes: Axes) -> Options:
         s, preset = self.settings, opts.parse(self.file.presets[self.preset].train)
         if not axes:
-            return opts.parse(self.file.train) | opts.parse(self.file.pretraining) | {
-                name: value for name, value in preset.items() if name != "--warmup-updates"
-            }  # fmt: skip
+            pretraining = opts.parse(self.file.train) | opts.parse(self.file.pretraining)
+            return pretraining | opts.without(preset, {"--warmup-updates"})
         options = opts.parse(self.file.train) | opts.parse(self.file.classifying) | preset | self.user
         options |= {"--pretrained-lr-factor": str(s.ENCODER_LR_FACTOR), "--total-num-update": str(s.UPDATES)}
         options |= {"--lr": axes["lr"], "--seed": axes["seed"], "--more-layers": axes["layers"]}

@@ -92,10 +92,8 @@ class Grid:
         self.user = opts.parse(self.settings.ARGS)
         if fixed := OF_AXES & self.user.keys():
             raise ValueError(f"{min(fixed)} in ARGS: {target} sets it. Leave it out, or give its setting.")
-        changed = {
-            name: value for name, value in opts.changes(self.own, self.own | self.user).items()
-            if name not in NEUTRAL["train"] - {"--max-tokens", "--update-freq"} and name not in EVERY
-        }  # fmt: skip
+        unnamed = NEUTRAL["train"] - {"--max-tokens", "--update-freq"} | EVERY
+        changed = opts.without(opts.changes(self.own, self.own | self.user), unnamed)
         prepared = opts.part_of_name(opts.parse(self.settings.PREPARE_ARGS))
         parts = [target, opts.part_of_name(changed), prepared, *self.named(), self.preset.replace("cpu", "")]
         self.folder = Path(self.settings.RUNS, "-".join(filter(None, parts)))

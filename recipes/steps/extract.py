@@ -113,7 +113,7 @@ def lines(text: IO[bytes], name: str, replace: bool) -> Iterator[str]:
         try:
             rows = decoded(block, name, first, "replace" if replace else "strict")
         except ValueError as error:
-            raise ValueError(f"{error} Or give INVALID=replace, which puts U+FFFD there.") from None
+            raise ValueError(f"{error} Or give PREPARE_ARGS='--invalid replace', which puts U+FFFD there.") from None
         yield from (line.removesuffix("\r") for line in rows)
         first += len(block)
 

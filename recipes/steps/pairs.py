@@ -42,7 +42,7 @@ def convert(
 
     Args:
         change: converts a block of lines of each side. The number of lines stays the same.
-        clean: the words of CLEAN=.
+        clean: the words of --clean.
         too_long: `refuse` or `skip` lines that are too long for the model; empty: do not look for them.
 
     Raises:
@@ -78,8 +78,8 @@ def convert(
             message += f" ({len(long)} such lines in all)" if len(long) > 1 else ""
             if too_long == "refuse":
                 raise ValueError(
-                    f"{message}. Split it in the raw text, and its translation with it, or give TOO_LONG=skip, which "
-                    "counts it as not translated."
+                    f"{message}. Split it in the raw text, and its translation with it, or give "
+                    "PREPARE_ARGS='--too-long skip', which counts it as not translated."
                 )
             logger.info("%s; skipped: it has no loss and an empty translation.", message)
         cleaning.report(" ".join(map(str, paths)), counts)
