@@ -15,7 +15,7 @@ from conftest import one_line_error
 from test_fold import state_of
 
 from fairseq_admin import cli
-from fairseq_admin.analysis import command, figure
+from fairseq_admin.analysis import figure
 from fairseq_admin.analysis.registry import MEASURES
 from fairseq_admin.checkpoints import files
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
@@ -106,24 +106,6 @@ def test_a_fresh_model_of_any_mechanism(scheme: str, what: str, tmp_path: Path) 
     assert "nan" not in "".join(ElementTree.parse(tmp_path / "out.svg").getroot().itertext())
 
 
-@pytest.mark.parametrize("what", ["gradients", "updates"])
-def test_an_encoder_without_gradients(what: str, tmp_path: Path) -> None:
-    """Without encoder-attention no gradient arrives at the encoder's outputs and weights: are they all 0?"""
-    options = [*FRESH, *QUICK, "--no-cross-attention", "--checkpoint-activations", "-o", tmp_path / "out"]
-    result = analyzed(what, *options)
-    if what == "gradients":
-        stacks = {side: stack["relative output gradient"] for side, stack in result["stacks"].items()}
-    else:
-        stacks = {side: kinds["fc1"] for side, kinds in result["intervals"][0]["gradient"].items()}
-    assert not any(stacks["encoder"]) and all(stacks["decoder"])
-
-
-def test_one_depth_has_no_power(tmp_path: Path) -> None:
-    assert cli.main(["analyze", "gradients", *FRESH, *QUICK, "--depths", "2", "-o", str(tmp_path / "out")]) == 0
-    powers = json.loads((tmp_path / "out.json").read_text())["last feed-forward"]["power of the depth"]
-    assert powers == {"encoder": None, "decoder": None}
-
-
 ONE_STACK = {"transformer_lm_admin_tiny": "decoder", "masked_lm_admin_tiny": "encoder"}
 ONE_STACK["transformer_lm_admin_tiny --adaptive-softmax-cutoff 9,99"] = "decoder"
 
@@ -192,11 +174,8 @@ def test_omega_of_a_checkpoint_needs_no_data(tmp_path: Path) -> None:
 
 
 def test_without_matplotlib(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
-    """Is a missing matplotlib named before any work, and does --json still work without it?"""
+    """A missing matplotlib is named, and --json works without it."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(command, "_subject", lambda args: pytest.fail("work was begun"))
     message = one_line_error(capsys, "analyze", "dependency", *FRESH, "-o", tmp_path / "out")
     assert "Run pip install matplotlib" in message and "--json" in message and not list(tmp_path.iterdir())
-    monkeypatch.undo()
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert cli.main(["analyze", "dependency", *FRESH, "--tokens", "64", "--json", "-o", str(tmp_path / "out")]) == 0

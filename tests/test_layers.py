@@ -5,19 +5,11 @@ from __future__ import annotations
 from argparse import Namespace
 
 import pytest
-import reference
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY
-from fairseq.trainer import _catalog_shared_params
 from kinds import KINDS, assert_equal, logits, omegas
 
 from fairseq_admin.method.norms import ShortcutNorm
-
-
-def test_the_log_says_of_no_parameter_but_the_embeddings_that_it_is_shared():
-    (shared,) = _catalog_shared_params(reference.build("transformer_admin", **reference.TINY))
-    assert len(shared) == 3 and "encoder.embed_tokens.weight" in shared
-
 
 OPTIONS = [
     {},

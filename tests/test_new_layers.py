@@ -153,7 +153,7 @@ def test_every_scheme_trains_on_a_frozen_encoder_and_loads_back(scheme, task):
         assert torch.equal(other.eval()(some_words(), classification_head_name=HEAD)[0], first)
 
 
-@pytest.mark.parametrize("scheme", ["admin", "dt-fixup", "pre-ln", "residual"])
+@pytest.mark.parametrize("scheme", ["admin", "dt-fixup", "residual"])
 def test_fast_new_layers(scheme, task):
     """Fast and plain layers give the same measurement and, up to float32 rounding, the same outputs and gradients."""
     words = some_words(6)
@@ -202,21 +202,6 @@ def test_a_frozen_encoder_costs_one_forward(options, task):
             features.append(model(some_words())[0])
     assert not kept[0] and kept[1] and not features[0].requires_grad
     assert torch.equal(features[0], model.eval()(some_words())[0]) and not torch.equal(*features)
-
-
-def test_new_layers_learn_on_a_frozen_encoder_whatever_is_kept(task):
-    """With --checkpoint-activations, new layers get the same gradients.
-
-    Checkpointing needs an input that requires a gradient; a frozen encoder's output requires none.
-    """
-    gradients = []
-    for checkpointed in (False, True):
-        options = {"checkpoint_activations": checkpointed, "pretrained_lr_factor": 0, **NO_DROPOUT}
-        model = loaded(task, more_layers=2, more_scheme="pre-ln", **options)
-        model(some_words(), classification_head_name=HEAD)[0].square().sum().backward()
-        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
-    assert gradients[0].keys() == gradients[1].keys() and len(gradients[0]) > 30
-    assert all(torch.equal(gradient, gradients[1][name]) for name, gradient in gradients[0].items())
 
 
 def test_the_encoder_learns_at_its_share(task):

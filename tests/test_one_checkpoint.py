@@ -14,7 +14,6 @@ from kinds import assert_equal
 from fairseq_admin.checkpoints.building import build, check_weights
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.checkpoints.fold import FOLDABLE, fold_checkpoint
-from fairseq_admin.errors import AdminError
 from fairseq_admin.method.schemes import SCHEMES
 
 BOTH = ("encoder", "decoder")
@@ -61,20 +60,19 @@ def test_every_kind_tells_what_it_is_and_is_built_again(kind, arch, options, sch
     properties = checkpoint.kind, checkpoint.scheme_name, checkpoint.stacks, checkpoint.updates, checkpoint.folded
     assert properties == (arch, scheme, stacks, 7, False)
     assert checkpoint.layers == dict.fromkeys(stacks, layers) and checkpoint.vocabulary == dict.fromkeys(stacks, 104)
-    assert bool(checkpoint.omegas) == (scheme == "admin")
-    assert checkpoint.scheme.omega == (scheme == "admin")
+    assert bool(checkpoint.omegas) == checkpoint.scheme.omega == (scheme == "admin")
     state = torch.get_rng_state()
     check_weights(checkpoint)
     assert torch.equal(torch.get_rng_state(), state)  # draw no initial weights
-    assert Checkpoint({**checkpoint.state, "optimizer_history": []}).updates == 0
     model = build(checkpoint)
     assert not model.training
     assert_equal(model.state_dict(), checkpoint.weights)
     assert checkpoint.trained_as == (scheme, SCHEMES[scheme].title)
     if arch in FOLDABLE:
-        folded = fold_checkpoint(checkpoint)
-        assert build(folded).state_dict().keys() <= model.state_dict().keys()
-        assert folded.trained_as == (scheme, f"{SCHEMES[scheme].title}, folded")
+        assert fold_checkpoint(checkpoint).trained_as == (scheme, f"{SCHEMES[scheme].title}, folded")
+    if scheme == "admin":  # a checkpoint from before the choice of schemes
+        vars(checkpoint.state["args"]).pop("admin_scheme", None)
+        assert Checkpoint(checkpoint.state).scheme_name == "admin"
 
 
 def test_checked_weights_survive_an_overwritten_file(tmp_path):
@@ -85,12 +83,3 @@ def test_checked_weights_survive_an_overwritten_file(tmp_path):
     expected = {key: tensor.clone() for key, tensor in checkpoint.weights.items()}
     (tmp_path / "c.pt").write_bytes(b"")
     assert_equal(checkpoint.weights, expected)
-
-
-def test_a_scheme_of_another_version_is_named():
-    checkpoint = checkpoint_of(*KINDS[0][:3])
-    checkpoint.state["args"].admin_scheme = "tomorrow"
-    with pytest.raises(AdminError, match="the checkpoint is of the scheme tomorrow; expected one of admin, post-ln"):
-        assert checkpoint.scheme
-    del checkpoint.state["args"].admin_scheme  # as in a checkpoint from before the choice of schemes
-    assert Checkpoint(checkpoint.state).scheme_name == "admin"

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import pytest
 import reference
 import torch
-from kinds import KINDS, STILL, logits, omegas
+from kinds import KINDS, logits, omegas
 from reference import PAD
 
 import fairseq_admin
@@ -58,16 +58,6 @@ def test_rules_by_depth_need_no_batch(kind, rule):
     assert model.profiled and omegas(model) == [pytest.approx(expected, abs=1e-6)] * 6 * len(kind.batch())
 
 
-def test_autocast_measures_as_float32_does():
-    words = TRANSLATION.batch()
-    plain = profiling.measure(tiny(**STILL, activation_dropout=0.0), words, "reference")
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = profiling.measure(tiny(**STILL, activation_dropout=0.0), words, "reference")
-    assert cast.dtype == torch.float32
-    # bfloat16 has 8 significant bits, so each operation is off by 0.4 %; a variance averages over thousands of them.
-    assert torch.allclose(cast, plain, rtol=5e-3)
-
-
 # When, and on what ---------------------------------------------------------------------------------------------------
 
 
@@ -108,15 +98,6 @@ def test_token_budget(source, target, tokens, sentences, monkeypatch):
     assert torch.equal(words["encoder"], src[:sentences]) and torch.equal(words["decoder"], prev[:sentences])
     record = provenance.decode(model.state_dict()[provenance.KEY])
     assert record["source_tokens"] == src[:sentences].ne(PAD).sum().item()
-
-
-def test_the_log_of_one_stack(caplog):
-    model, words = KINDS["language"].build(admin_profile_tokens=25), KINDS["language"].batch()
-    with caplog.at_level("INFO"):
-        logits(model, words)  # a sentence has 11 words: two fit
-    (line,) = [record.getMessage() for record in caplog.records if "profiled" in record.getMessage()]
-    assert line.startswith("Admin: profiled by rule reference on 21 tokens in ")
-    assert ": decoder 6 sub-layers, omega 1.000 to " in line
 
 
 @pytest.mark.parametrize(

@@ -108,15 +108,8 @@ def report(folders: list[Path], path: Path) -> Page:
 
 
 @pytest.fixture(scope="module")
-def written(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("page") / "report.html"
-    report(folders, path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def page(written: Path) -> Page:
-    return Page(written.read_text(encoding="utf-8"))
+def page(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return report(folders, tmp_path_factory.mktemp("page") / "report.html")
 
 
 @pytest.mark.parametrize(
@@ -187,18 +180,13 @@ def test_translations_of_one_sentence_stand_together(folders: list[Path], page: 
     assert page.source.count("<dd") == page.source.count('dir="auto"') == 3
 
 
-def test_long_runs_show_some_losses() -> None:
-    """A long run shows only some losses, including the last."""
-    log = logs.Log({}, {update: update / 100 for update in range(100, 2100, 100)}, 1, 2000, 1.0, 1.0)
-    rows = tables.losses([Namespace(log=log), Namespace(log=None)])
-    assert len(rows) <= tables.ROWS and rows[-1] == ("update 2000", ["20.000", ""])
-
-
-def test_runs_that_validate_at_other_updates_all_show_losses() -> None:
-    """Five epochs of two runs with other batches: every second of the ten updates is of one run."""
-    curves = ({1000 * epoch: 5.0 for epoch in range(1, 6)}, {1100 * epoch: 4.0 for epoch in range(1, 6)})
+@pytest.mark.parametrize("epochs", [5, 2000])
+def test_runs_that_validate_at_other_updates_all_show_losses(epochs: int) -> None:
+    """Two runs with other batches: every second of the updates is of one run. A long run shows some, and the last."""
+    curves = [{step * epoch: 5.0 for epoch in range(1, epochs + 1)} for step in (1000, 1100)]
     rows = tables.losses([Namespace(log=logs.Log({}, curve, 1, 5500, 5.0, 1.0)) for curve in curves])
-    assert [sum(map(bool, cells)) for cells in zip(*(row.cells for row in rows))] == [5, 5]
+    shown = [sum(map(bool, cells)) for cells in zip(*(row.cells for row in rows))]
+    assert min(shown) >= 5 and len(rows) <= 2 * tables.ROWS and rows[-1][0] == f"update {1100 * epochs}"
 
 
 @pytest.mark.parametrize(("scheme", "layers", "title"), [("peri-ln", 2, "Peri-LN, new layers Pre-LN"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import signal
@@ -14,12 +13,8 @@ import conftest
 import pytest
 import torch
 from conftest import ROOT, TRAIN, names
-from omegaconf import OmegaConf
-from torch.utils.data import DataLoader
 
-from fairseq_admin.errors import AdminError
 from recipes import recipe
-from recipes.steps import guard, train
 from recipes.steps.checkpoints import newest, reached
 from recipes.training import Run
 
@@ -75,31 +70,6 @@ def test_an_update_that_ends_an_epoch_has_its_checkpoint(run, corpus, tmp_path):
     whole, parts = (torch.load(tmp_path / name / "checkpoint_6_6.pt", weights_only=False) for name in logs)
     assert all(torch.equal(whole["model"][key], parts["model"][key]) for key in whole["model"])
     assert whole["extra_state"]["train_iterator"] == parts["extra_state"]["train_iterator"]
-
-
-class _Collecting(list):
-    """A data set that collects garbage in its loader processes."""
-
-    def __getitem__(self, index):
-        gc.collect()
-        return super().__getitem__(index)
-
-
-def _second_epoch(log: Path) -> None:
-    """A training whose loader processes are forked while the previous epoch's iterator is still uncollected garbage."""
-    os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY), 2)
-    gc.disable()
-    batches = DataLoader(_Collecting([1, 2]), num_workers=1, multiprocessing_context="fork")
-    earlier = iter(batches)
-    next(earlier)
-    earlier.itself = earlier
-    del earlier
-    train.fairseq_train = lambda cfg: list(batches)
-    train.train(OmegaConf.create({"checkpoint": {"restore_file": "none.pt", "save_dir": str(log.parent)}}))
-
-
-def test_processes_that_load_batches_are_quiet(tmp_path):
-    assert conftest.run_process(_second_epoch, log=tmp_path / "log", timeout=60) == (0, "")
 
 
 @pytest.mark.slow
@@ -182,28 +152,6 @@ def test_where_fairseq_starts_the_processes(corpus, tmp_path):
     status, log = conftest.run_process(_spawning, [str(it) for it in given], log=tmp_path / "log")
     assert status == 0 and names(tmp_path / "run") == {"checkpoint_2_2.pt"}, log
     assert len(re.findall(r" \| INFO \| train_inner \| ", log)) == 2, "in fairseq's form, which the recipes read"
-
-
-def test_all_nodes_go_on_from_the_checkpoint_that_the_first_one_finds(tmp_path, monkeypatch):
-    """All nodes resume from the first node's checkpoint, even if this node's listing is stale or lacks the file."""
-    for update in (50, 100):
-        (tmp_path / f"checkpoint_1_{update}.pt").touch()
-
-    def broadcast(objects: list, src: int) -> None:
-        objects[src] = first
-
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
-    monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
-    monkeypatch.setattr(guard, "NFS_WAIT", 0)
-    for first in (tmp_path / "checkpoint_1_50.pt", None):
-        assert train.agreed_checkpoint(tmp_path) == first
-    first = tmp_path / "checkpoint_1_150.pt"
-    with pytest.raises(ValueError, match="checkpoint_1_150.pt: another node has it, and this one did not see it"):
-        train.agreed_checkpoint(tmp_path)
-    first = AdminError("all are damaged")
-    with pytest.raises(AdminError, match="all are damaged"):
-        train.agreed_checkpoint(tmp_path)
 
 
 def test_a_checkpoint_last_that_was_cut_short_is_named(run, corpus, tmp_path):
