@@ -68,10 +68,6 @@ def test_sentences_that_the_model_cannot_read_are_left_out(corpus: Path, words: 
     )
 
 
-def test_a_fresh_omega_names_the_tokens_that_were_profiled(tmp_path: Path) -> None:
-    assert analyzed("omega", *FRESH, "--tokens", "2000", "-o", tmp_path / "out")["tokens"] <= 512
-
-
 @pytest.mark.parametrize("what", MEASURES)
 def test_files_of_a_fresh_model(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Does it write a JSON file with the facts, a PNG at double resolution, and an SVG whose labels are text?"""

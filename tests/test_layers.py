@@ -65,33 +65,15 @@ def test_omega_keeps_its_precision_next_to_a_half_branch():
         assert torch.equal(norm((branch, shortcut)), expected)
 
 
-@pytest.mark.parametrize(("omega", "share"), [(1, 0.0033), (14, 0.053), (35, 0.13), (70, 0.26), (120, 0.44)])
-def test_rounding_of_a_branch_in_half_precision(omega, share):
-    """What bfloat16 rounds off the sum is a share of the branch's deviation; float16 loses an eighth, and is far from
-    its limit. The branch has the variance of a fresh Xavier feed-forward (0.4), and the shortcut that of a norm."""
-    torch.manual_seed(1)
-    x, f = torch.randn(512, 512), torch.randn(512, 512) * 0.4**0.5
-    for dtype, expected in ((torch.bfloat16, share), (torch.float16, share / 8)):
-        shortcut, branch, scale = (tensor.to(dtype) for tensor in (x, f, torch.tensor(float(omega))))
-        total = shortcut * scale + branch  # as ShortcutNorm adds
-        lost = total.double() - (shortcut.double() * scale.double() + branch.double())
-        assert (lost.std() / f.std()).item() == pytest.approx(expected, rel=0.1)
-        assert total.abs().max() < 0.01 * torch.finfo(torch.float16).max
-
-
 @pytest.mark.parametrize(
     ("arch", "layers", "sizes"),
     [
-        ("transformer_admin_6l", (6, 6), (512, 2048, 8)),
-        ("transformer_admin_12l", (12, 12), (512, 2048, 8)),
         ("transformer_admin_18l", (18, 18), (512, 2048, 8)),
         ("transformer_admin_60l_12l", (60, 12), (512, 2048, 8)),
         ("transformer_admin_iwslt_de_en", (6, 6), (512, 1024, 4)),
-        ("transformer_lm_admin_12l", (12,), (768, 3072, 12)),
         ("transformer_lm_admin_24l", (24,), (1024, 4096, 16)),
         ("transformer_lm_admin_48l", (48,), (1600, 6400, 25)),
         ("masked_lm_admin", (12,), (768, 3072, 12)),
-        ("masked_lm_admin_24l", (24,), (1024, 4096, 16)),
         ("masked_lm_admin_48l", (48,), (768, 3072, 12)),
     ],
 )

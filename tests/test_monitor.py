@@ -154,7 +154,7 @@ def test_checkpointed_layers_are_measured_once() -> None:
     assert plain[-1] == pytest.approx(again[-1], rel=1e-5) and len(plain[-1]) == 15
 
 
-@pytest.mark.parametrize(("which", "freq"), [(1, 1), (6, 2), (10, 1)])
+@pytest.mark.parametrize(("which", "freq"), [(1, 1), (6, 2)])
 def test_a_batch_that_runs_out_of_memory_is_not_shown(which: int, freq: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a batch runs out of memory, is the next one measured, and the partial measurement dropped?"""
     real, calls = variance, itertools.count(1)

@@ -125,14 +125,6 @@ def test_omega_is_measured_on_the_encoders_output(task, data):
     assert omegas == pytest.approx(profile.omega, rel=1e-5) and omegas[0] == 1 and omegas[3] > omegas[1]
 
 
-def test_omega_of_new_layers_by_depth(task):
-    model = loaded(task, more_layers=2, more_scheme="admin", admin_init="constant")
-    omegas = [
-        getattr(layer, f"{name}_layer_norm").omega for layer in model.more.layers for name in ("self_attn", "final")
-    ]
-    assert torch.stack(omegas).eq(2).all()  # the root of four sub-layers
-
-
 @pytest.mark.parametrize("scheme", [*MECHANISMS, *(name for name in SCHEMES if name not in MODEL_SCHEMES)])
 def test_every_scheme_trains_on_a_frozen_encoder_and_loads_back(scheme, task):
     """A deep copy, such as --store-ema's, and a reloaded model both compute the same output."""
@@ -226,7 +218,6 @@ def test_the_encoder_learns_at_its_share(task):
         ({"more_layers": -2, "more_scheme": "pre-ln"}, "--more-layers is -2; expected at least 0"),
         ({"profile_sentences": -30}, "--profile-sentences is -30; expected at least 0"),
         ({"more_layers": 2, "more_scheme": "pre-ln", "admin_init": "log"}, "post-ln, which has no omega to set"),
-        ({"more_layers": 2}, "--more-layers is 2 and --more-scheme None; expected both or neither"),
         ({"more_layers": 2, "more_scheme": "t-fixup"}, "T-Fixup was given for an encoder alone"),
         ({"admin_scheme": "dt-fixup"}, "--admin-scheme dt-fixup is only for new layers"),
         ({"encoder_embed_dim": 16}, "embed_tokens.weight of the checkpoint is 49 x 32 and the model's 49 x 16"),

@@ -8,7 +8,6 @@ import math
 import pytest
 import reference
 import torch
-from conftest import python
 from fairseq import optim
 from fairseq.optim import OPTIMIZER_REGISTRY, FairseqOptimizer, fp16_optimizer
 from fairseq.optim.adam import FairseqAdamConfig
@@ -351,24 +350,6 @@ def test_state_of_other_parameters(sizes):
     here = "of other shapes than this run's" if len(sizes) == 2 else "and this run's of 2 "
     with pytest.raises(AdminError, match=f"is of {len(sizes)} tensors *{here}.* [Gg]ive --reset-optimizer"):
         RAdam(params, **SETTINGS).load_state_dict(optimizer.state_dict())
-
-
-@once
-def test_loads_no_compiler():
-    """Does it not load torch.compile? torch's own optimizers do, in every process: 65 MB."""
-    source = """
-import sys, torch
-from fairseq_admin.radam import RAdam
-weight = torch.nn.Parameter(torch.ones(2))
-optimizer = RAdam([weight], lr=1.0, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.0)
-weight.sum().backward()
-for RAdam.fused in (True, False):
-    optimizer.step()
-optimizer.zero_grad()
-optimizer.load_state_dict(optimizer.state_dict())
-sys.exit("torch._dynamo" in sys.modules)
-"""
-    python(source)
 
 
 @once

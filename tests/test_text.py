@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 import sacremoses
-from conftest import ROOT
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fairseq_admin.errors import AdminError
-from fairseq_admin.packages import REQUIREMENTS
 from fairseq_admin.text.bpe import BPE, remove_bpe
 from fairseq_admin.text.punctuation import PunctuationNormaliser
 from fairseq_admin.text.tokens import Text
@@ -122,11 +120,9 @@ def test_each_setting_does_what_it_says(settings: dict, tokens: str) -> None:
 @pytest.mark.parametrize(
     ("language", "line", "tokens"),
     [
-        ("de", "Ein\tTab,\x0bVT\x0cFF\x85NEL\rCR", "Ein Tab , VT FF NEL CR"),
         ("fa", "او نمی\u200cداند.", "او نمی\u200cداند ."),
         ("hi", "क्\u200dष है.", "क्\u200dष है ."),
         ("en", "A family: 👨\u200d👩\u200d👧!", "A family : 👨\u200d👩\u200d👧 !"),
-        ("zh", "一家人 👨\u200d👩\u200d👧 在家", "一家人 👨\u200d👩\u200d👧 在家"),
         ("en", "(👨🏽\u200d❤\ufe0f\u200d👨🏽)", "( 👨🏽\u200d❤\ufe0f\u200d👨🏽 )"),
     ],
 )
@@ -171,13 +167,6 @@ def test_merges_without_fastbpe_are_one_line(monkeypatch, tmp_path: Path) -> Non
     monkeypatch.setitem(sys.modules, "fastBPE", None)
     with pytest.raises(AdminError, match="^fastBPE is not installed. Run pip install fastBPE"):
         BPE(tmp_path / "codes")
-
-
-def test_errors_ask_for_the_versions_in_setup() -> None:
-    setup = (ROOT / "setup.py").read_text(encoding="utf-8")
-    packages = [requirement for name, requirement in REQUIREMENTS.items() if name != "fairseq"]  # our extra
-    quoted = re.findall("'([^']+)'", " ".join(packages))
-    assert quoted and all(f'"{requirement}"' in setup for requirement in quoted)
 
 
 # Expected: output of mosesdecoder's tokenizer.perl -l LANGUAGE.

@@ -105,39 +105,14 @@ def deepnorm(laws: Laws) -> Laws:
     return xavier(laws, lambda stack, _, part: 1.0 if part in ("q", "k") else both.get(stack, alone), "normal")
 
 
-def t_fixup(laws: Laws, queries: float, code: bool) -> Laws:
-    """For N = 3, M = 2: encoder 0.67 · 3^(-1/4) = 0.5091, decoder 18^(-1/4) = 0.4855. Queries and keys have their own.
-
-    Embeddings are multiplied by the decoder's gain, or in the authors' code by (9N)^(-1/4) = 27^(-1/4) = 0.4387.
-    """
+def t_fixup(laws: Laws) -> Laws:
+    """For N = 3, M = 2: encoder 0.67 · 3^(-1/4) = 0.5091, decoder and embeddings 18^(-1/4) = 0.4855; queries, keys 1."""
     n, m = (len(layers_of(laws, stack)) for stack in ("encoder", "decoder"))
     gains = {"encoder": 0.67 * n**-0.25 if n else 0.0, "decoder": (9 * m) ** -0.25}
-    scale = (9 * n) ** -0.25 if code else gains["decoder"]
-    drawn = without_norms(xavier(laws, lambda stack, _, part: queries if part in ("q", "k") else gains[stack]))
+    drawn = without_norms(xavier(laws, lambda stack, _, part: 1.0 if part in ("q", "k") else gains[stack]))
     for name, law in drawn.items():
         if name.endswith("embed_tokens.weight"):
-            drawn[name] = law._replace(mean=scale * law.mean, std=scale * law.std)
-    return drawn
-
-
-def b2t_code(laws: Laws) -> Laws:
-    """Every matrix of a layer times the root of its stack's layers: 3^(-1/2) and 2^(-1/2)."""
-    scaled = dict(laws)
-    for name, law in laws.items():
-        match = LINEAR.fullmatch(name)
-        if match and match[4] == "weight":
-            scaled[name] = law._replace(std=law.std * len(layers_of(laws, match[1])) ** -0.5)
-    return scaled
-
-
-def ds_init_code(laws: Laws) -> Laws:
-    """As in the authors' code: variance times 1/sqrt(l); self-attention's q, k, v as one C x 3C matrix; no biases."""
-    drawn = xavier(laws, lambda stack, layer, part: (layer + 1) ** -0.25)
-    for name, law in drawn.items():
-        if re.search(r"self_attn\.[qkv]_proj\.weight$", name):
-            drawn[name] = law._replace(std=law.std / math.sqrt(2))
-        elif re.search(r"_attn\.\w+_proj\.bias$", name):
-            drawn[name] = law._replace(mean=0.0, std=0.0, kind="constant")
+            drawn[name] = law._replace(mean=gains["decoder"] * law.mean, std=gains["decoder"] * law.std)
     return drawn
 
 
@@ -178,12 +153,9 @@ def expected(scheme: str, stock: dict[str, Laws], ffn: str | None = None) -> Law
         "deepnorm": lambda: deepnorm(post),
         "rezero": lambda: with_branch_scale(without_norms(post)),
         "rezero-post-ln": lambda: with_branch_scale(post),
-        "t-fixup": lambda: t_fixup(post, 1.0, code=False),
-        "t-fixup-code": lambda: t_fixup(post, 2**-0.5, code=True),
+        "t-fixup": lambda: t_fixup(post),
         "fixup": lambda: fixup(post),
-        "b2t-code": lambda: b2t_code(post),
         "ds-init": lambda: xavier(post, lambda stack, layer, part: (layer + 1) ** -0.5),
-        "ds-init-code": lambda: ds_init_code(post),
         "residual": lambda: with_norms(post, ["encoder.layer_norm", "decoder.layer_norm"]),
         "peri-ln": lambda: branch_norms(pre, "output_norm", "fc2"),
         "keel": lambda: branch_norms(post, "input_norm", "fc1"),
