@@ -14,9 +14,10 @@ import logging
 import shlex
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
@@ -82,12 +83,24 @@ def read_options(recipe: Recipe) -> Options:
         raise ValueError(f"An option of the text, PREPARE_ARGS: {error}") from None
 
 
-class Step(NamedTuple):
-    """A part of a text: it is done if its outputs are there."""
+@dataclass(frozen=True)
+class Step:
+    """A step of a recipe, or a part of its text: it is done if its outputs are there."""
 
     name: str
     outputs: Sequence[Path]
     program: Callable[[], object]
+    shell: Sequence[str] = ()
+    """the same as lines for a shell"""
+    reads: Sequence[Path] = ()
+    """files of other runs; the step is not done if one of them is newer than an output"""
+
+    @property
+    def is_done(self) -> bool:
+        if not all(path.exists() for path in self.outputs):
+            return False
+        written = min(path.stat().st_mtime_ns for path in self.outputs)
+        return all(path.stat().st_mtime_ns <= written for path in self.reads)
 
 
 class Text:
@@ -170,7 +183,7 @@ class Text:
     def make(self) -> None:
         """Make what is not there. Files appear whole, so an interrupted text goes on with its next part."""
         for step in () if self.is_done else self.steps():
-            if not all(path.exists() for path in step.outputs):
+            if not step.is_done:
                 print(f"# {step.name}", flush=True)
                 step.program()
 

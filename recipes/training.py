@@ -18,8 +18,8 @@ import shlex
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from recipes.steps import checkpoints, results, summary
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.guard import await_files, exclusive_folder, holder
 from recipes.steps.streaming import cores
+from recipes.text import Step
 
 log = logging.getLogger(__name__)
 RECORD = "recipe.json"
@@ -46,25 +47,6 @@ WIDTH = 100
 """Columns after which a printed command is broken."""
 ANALYSES = ("dependency", "output-change")
 """Parts of the papers' analysis in the report."""
-
-
-@dataclass(frozen=True)
-class Step:
-    name: str
-    output: Path
-    program: Callable[[], object]
-    shell: list[str]
-    """the same as lines for a shell"""
-    reads: tuple[Path, ...] = ()
-    """files of other runs; the step is not done if one of them is newer than its output"""
-
-    @property
-    def is_done(self) -> bool:
-        try:
-            written = self.output.stat().st_mtime_ns
-        except FileNotFoundError:
-            return False
-        return all(path.stat().st_mtime_ns <= written for path in self.reads)
 
 
 def python() -> str:
@@ -196,8 +178,8 @@ class Run:
         preprocess = shell("fairseq_cli.preprocess", *words, "--destdir", f"{binary}.part")
         rename = shlex.join(["mv", f"{binary}.part", str(binary)])
         return [
-            Step("text", self.text.files("bpe", "test")[-1], self.text.make, [self.text_command()]),
-            Step("preprocess", self.text.binarised, self._preprocess, [f"{preprocess} && {rename}"]),
+            Step("text", self.text.files("bpe", "test"), self.text.make, [self.text_command()]),
+            Step("preprocess", [self.text.binarised], self._preprocess, [f"{preprocess} && {rename}"]),
         ]
 
     def run_steps(self) -> list[Step]:
@@ -216,13 +198,13 @@ class Run:
         generate = f"{shell(self.generator, *self.generate_words())} > {shlex.quote(str(self.generated))}"
         write = partial(summary.write, result, others, recipe.command, *self.test)
         return [
-            Step("train", self.trained, self.train, [shlex.join(["mkdir", "-p", str(self.folder)]), train, mark]),
-            Step("average", self.average, self._average, [average]),
-            Step("model", self.final, self._finish, [*assets, fold if self.folded else copy]),
-            Step("generate", self.generated, self._generate, [shlex.join(["mkdir", "-p", str(result)]), generate]),
-            Step("score", self.score, self._score, [self.again("score")]),
-            Step("summary", result / "summary.txt", write, [self.again()], scores),
-            Step("report", result / "report.html", partial(self._report, others), [], scores),
+            Step("train", [self.trained], self.train, [shlex.join(["mkdir", "-p", str(self.folder)]), train, mark]),
+            Step("average", [self.average], self._average, [average]),
+            Step("model", [self.final], self._finish, [*assets, fold if self.folded else copy]),
+            Step("generate", [self.generated], self._generate, [shlex.join(["mkdir", "-p", str(result)]), generate]),
+            Step("score", [self.score], self._score, [self.again("score")]),
+            Step("summary", [result / "summary.txt"], write, [self.again()], scores),
+            Step("report", [result / "report.html"], partial(self._report, others), [], scores),
         ]
 
     @property
@@ -268,7 +250,7 @@ class Run:
             if step.name in planned and step.shell:
                 lines += [f"# {step.name}", *step.shell]
             elif step.is_done:
-                lines.append(f"# {step.name}: done, {step.output}")
+                lines.append(f"# {step.name}: done, {step.outputs[-1]}")
         return lines
 
     def jobs(self, goal: str) -> list[Job]:

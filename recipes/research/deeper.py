@@ -21,7 +21,7 @@ from recipes.steps.checkpoints import newest
 from recipes.steps.common import write_lines
 from recipes.steps.extract import unpacked
 from recipes.steps.sources import Sources
-from recipes.training import Step
+from recipes.text import Step
 
 
 class Pairs:
@@ -50,7 +50,7 @@ class DeeperRun(GridRun):
     """Trains a classifier on the encoder. If `axes` is empty, this run pre-trains the encoder instead."""
 
     def text_steps(self) -> list[Step]:
-        return [Step("preprocess", self.text.binarised, self.text.make, [])]
+        return [Step("preprocess", [self.text.binarised], self.text.make)]
 
     def run_steps(self) -> list[Step]:
         return super().run_steps()[:1]

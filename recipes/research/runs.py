@@ -23,7 +23,8 @@ from recipes.steps.checkpoints import furthest, newest
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.guard import locked
 from recipes.steps.results import checked_log, commit, hardware, write_runs
-from recipes.training import Run, Step
+from recipes.text import Step
+from recipes.training import Run
 
 GUESS = 0.5
 """Accuracy of a diverged classifier."""
