@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from recipes import recipe as recipes
 from recipes import slurm
 from recipes.processes import in_cluster_job, supervise
@@ -36,7 +38,8 @@ USAGE = "python -m recipes TARGET [NAME=VALUE ...] [-n] [-h] [-- OPTIONS OF FAIR
 
 
 def grids() -> list[str]:
-    return sorted(path.stem for path in Path(__file__).parent.glob("research/*.yaml"))
+    text = Path(__file__).with_name("research").joinpath("grids.yaml").read_text(encoding="utf-8")
+    return sorted(yaml.safe_load(text).keys() - {"shared"})
 
 
 def parse_target(target: str) -> tuple[str, str]:

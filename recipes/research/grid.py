@@ -3,7 +3,7 @@
     python -m recipes.research.grid compare SCHEMES="admin pre-ln" JOBS=8 WHERE=slurm
     python -m recipes.research.grid compare admin-18l-lr1e-3-s1 ...    # one run of it
 
-The grid's YAML file has the axes, and options of fairseq-train in place of the recipe's. A run is an ordinary run of a
+grids.yaml has the axes, and options of fairseq-train in place of the recipe's. A run is an ordinary run of a
 recipe, with its text. An interrupted grid goes on with the same command, and repeats no finished run.
 """
 
@@ -60,7 +60,7 @@ class Preset(BaseModel, extra="forbid"):
 
 
 class File(Preset):
-    """The content of a grid's YAML."""
+    """A grid in grids.yaml."""
 
     needs: Needs = Needs()
     axes: dict[str, str]
@@ -71,8 +71,8 @@ class File(Preset):
 
 
 def read_file(target: str) -> File:
-    path = Path(__file__).parent / f"{target}.yaml"
-    return validated(File, yaml.safe_load(path.read_text(encoding="utf-8")))
+    grids = yaml.safe_load(Path(__file__).with_name("grids.yaml").read_text(encoding="utf-8"))
+    return validated(File, grids[target])
 
 
 class Grid:
