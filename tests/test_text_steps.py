@@ -321,7 +321,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
     (tmp_path / "a").write_text("before")
     with (
         pytest.raises(OSError, match=f"No space left on device: .*{tmp_path}/a"),
-        common.writing(tmp_path / "a", tmp_path / "b") as (first, second),
+        common.replacing_files(tmp_path / "a", tmp_path / "b") as (first, second),
     ):
         os.dup2(os.open("/dev/full", os.O_WRONLY), second.fileno())
         first.write(b"x")

@@ -24,7 +24,7 @@ from recipes.research.rows import TITLES, Row, read_results, sizes, titled
 from recipes.steps import results
 from recipes.steps.common import run, write_lines
 from recipes.steps.results import from_cell, grouped
-from recipes.steps.summary import titled as rule_title
+from recipes.steps.summary import rule_title
 
 ROWS = DOCS / "rows"
 GRIDS = {**dict.fromkeys(("compare", "sensitivity-18l", "warmup"), draw_rates), "deeper": draw_accuracies}

@@ -21,7 +21,7 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 @contextmanager
-def writing(*paths: str | Path) -> Iterator[list[BinaryIO]]:
+def replacing_files(*paths: str | Path) -> Iterator[list[BinaryIO]]:
     """Files to write. They replace `paths` when the block ends without an error."""
     with ExitStack() as replaced:
         parts = [replaced.enter_context(replacing(Path(path))) for path in paths]
@@ -70,7 +70,7 @@ def decoded(lines: list[bytes], path: str | Path, first: int = 1, errors: str = 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:
     """Write lines as UTF-8, completely or not at all."""
-    with writing(path) as (out,):
+    with replacing_files(path) as (out,):
         out.writelines(f"{line}\n".encode() for line in lines)
 
 

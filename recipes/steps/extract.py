@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from recipes.steps import bar
-from recipes.steps.common import decoded, read_lines, writing
+from recipes.steps.common import decoded, read_lines, replacing_files
 from recipes.steps.table import DAMAGE, check, digest, read_table
 
 log = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ def extract(
             check(str(archive), archive, row)
         except ValueError as error:
             raise ValueError(f"{error} ({table}). Fetch it again, or leave DATA out.") from None
-    with writing(out) as (file,):
+    with replacing_files(out) as (file,):
         for name in names:
             count = 0
             try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fairseq_admin.text.tokens import Text, removal_note
 from recipes.steps import cleaning, streaming
-from recipes.steps.common import decoded, read_lines, writing
+from recipes.steps.common import decoded, read_lines, replacing_files
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def convert(
         return written, Counter(reasons), long
 
     counts, long = Counter[str](), []
-    with writing(*outputs) as files:
+    with replacing_files(*outputs) as files:
         for sides, reasons, long_lines in streaming.parallel(work, streaming.blocks(*paths)):
             for file, side in zip(files, sides):
                 file.write(side)
@@ -116,7 +116,7 @@ def split(parts: Sequence[Path], languages: Sequence[str], out: Path, every: int
     """
     for language in languages:
         lines = itertools.chain.from_iterable(Path(f"{part}.{language}").open("rb") for part in parts)
-        with writing(f"{out}.{language}") as (file,):
+        with replacing_files(f"{out}.{language}") as (file,):
             file.writelines(
                 line for number, line in enumerate(lines, 1) if not keep or (number % every == 0) == (keep == "nth")
             )

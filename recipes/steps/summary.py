@@ -36,14 +36,14 @@ def read_runs(folders: list[Path]) -> list[Run]:
     """The runs, in the order of the table of schemes."""
     scores = {folder: read_score(folder) for folder in sorted(folders)}
     return [
-        Run(folder, titled(scheme.title, score["rule"]), checked_log(folder / "train.log"), score=score)
+        Run(folder, rule_title(scheme.title, score["rule"]), checked_log(folder / "train.log"), score=score)
         for method, scheme in SCHEMES.items()
         for folder, score in scores.items()
         if score["method"] == method
     ]
 
 
-def titled(title: str, rule: str) -> str:
+def rule_title(title: str, rule: str) -> str:
     """A scheme's title, with the rule of omega unless that is the paper's rule."""
     return title if rule in ("", "reference") else f"{title}, {rule}"
 
