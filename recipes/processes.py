@@ -23,7 +23,7 @@ from queue import Queue
 from typing import Any
 
 from fairseq_admin.errors import DIVERGED
-from fairseq_admin.outputs import replacing
+from fairseq_admin.outputs import sync
 from recipes.steps.common import INTERRUPTED, STOP
 from recipes.steps.progress import progress
 
@@ -185,10 +185,13 @@ def produce(command: list[str], out: Path, sentences: int = 0) -> None:
         sentences: number of sentences to translate; 0 for a command that does not translate.
 
     Raises:
-        Failed: the command ended with a status other than 0.
+        Failed: the command ended with a status other than 0. Its output is in a .log next to the file.
     """
-    with replacing(out) as part:
-        stream(command, part, "wb", sentences=sentences)
+    log = out.with_suffix(".log")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    stream(command, log, "wb", sentences=sentences)
+    sync(log)
+    log.rename(out)
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------

@@ -114,6 +114,16 @@ def test_a_command_that_fails_says_why_in_its_last_words(tmp_path, script, reaso
         processes.stream(["bash", "-c", script], tmp_path / "log")
 
 
+def test_what_a_failed_command_printed_is_where_the_message_says(tmp_path):
+    """The output of a command that succeeds becomes the file; that of one that fails stays as a log."""
+    out = tmp_path / "at-7/generate.txt"
+    with pytest.raises(processes.Failed, match=rf"ended with status 3: sorry Its whole output: {tmp_path}/at-7/gen"):
+        processes.produce([sys.executable, "-c", "print('sorry'); raise SystemExit(3)"], out)
+    assert (out.parent / "generate.log").read_text() == "sorry\n" and not out.exists()
+    processes.produce([sys.executable, "-c", "print('H-0')"], out)
+    assert [path.name for path in out.parent.iterdir()] == ["generate.txt"] and out.read_text() == "H-0\n"
+
+
 def test_a_verb_that_is_asked_to_stop_stops_the_recipe(monkeypatch):
     monkeypatch.setattr(cli, "main", lambda words: cli.INTERRUPTED)
     with pytest.raises(KeyboardInterrupt):

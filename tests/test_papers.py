@@ -71,7 +71,7 @@ def test_iwslt14_from_download_to_a_score_killed_three_times(source, tmp_path):
     given = [f"RUNS={runs}", f"PREPARE_ARGS={TEXT} {source}"]
     assert make("iwslt14-prepare", f"RUNS={whole}", *given[1:]).returncode == 0
     run = "iwslt14/admin-small-merges300-s1"
-    generating = f"{run}/at-2-epochs/generate.txt.*.part"
+    generating = f"{run}/at-2-epochs/generate.log"
     for stage in ("iwslt14/text-*/tok/*.part", f"{run}/checkpoints/checkpoint*.pt", generating):
         kill_at(stage, runs, *given)
     done = make("iwslt14", *given)
