@@ -49,8 +49,8 @@ def runs(draw):
     models, updates = [], draw(st.permutations(range(1, draw(st.integers(1, 4)) + 1)))
     for number in updates:
         dtype = draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
-        # Numbers that half precision holds, and far apart.
-        tensors = [torch.tensor([draw(st.integers(-200, 200)) / 8, 60000.0 + 32 * number]).to(dtype) for _ in range(4)]
+        # Numbers that no type holds exactly, and some whose sum float16 does not hold.
+        tensors = [torch.tensor([draw(st.integers(-200, 200)) / 7, 60000.0 + 32 * number]).to(dtype) for _ in range(4)]
         model = {name: tensors[draw(st.integers(0, 3))] for name in "abcd"}
         record = provenance.encode({"rule": "log", "version": "0.1.0"}).to(dtype)
         # A count that float64 cannot hold, and weights that fairseq 0.12.2 stores and nothing reads.

@@ -20,7 +20,7 @@ from fairseq_admin import cli
 from fairseq_admin.checkpoints.building import build
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.errors import AdminError
-from fairseq_admin.export import ctranslate2, folder, huggingface
+from fairseq_admin.export import ctranslate2, folder, huggingface, tokenizer
 from fairseq_admin.method import provenance
 from fairseq_admin.method.norms import ShortcutNorm, shortcut_norms
 from fairseq_admin.text.assets import Assets
@@ -347,7 +347,7 @@ def test_tokenizer_gives_our_numbers_and_our_text(tmp_path, lowercase):
     assert all(isinstance(line, str) for line in tokenizer.batch_decode(fsmt.generate(**batch, max_length=9)))
 
 
-def test_no_tokenizer_where_the_text_was_treated_otherwise(tmp_path):
+def test_no_tokenizer_where_the_text_was_treated_otherwise(tmp_path, monkeypatch):
     """Its files are left out, with a reason, if text.json's settings or their effect differ."""
     needs("huggingface")
     pytest.importorskip("sacremoses")
@@ -363,6 +363,16 @@ def test_no_tokenizer_where_the_text_was_treated_otherwise(tmp_path):
         }
         return notes[0]
 
+    write = tokenizer.write
+
+    def without_merges(model, folder):
+        written = write(model, folder)
+        (folder / "merges.txt").write_text("")
+        return written
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizer, "write", without_merges)
+        assert "FSMTTokenizer splits" in note("other")
     joined = TextModel(tmp_path / "joined", [*LINES, "نمی\u200cداند " * 5], model.text)
     reason = folder.export(Checkpoint.read(joined.path), "huggingface", tmp_path / "persian")[1][0]
     assert "FSMTTokenizer removes zero-width joiners" in reason

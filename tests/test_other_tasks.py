@@ -16,7 +16,7 @@ import torch
 from conftest import TRAIN, Completed, generate, run_module
 from fairseq.models import build_model
 from fairseq.models.roberta import RobertaModel
-from fairseq.models.transformer import TransformerModel
+from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.tasks.translation import TranslationConfig
 from omegaconf import OmegaConf
 
@@ -72,6 +72,14 @@ def test_a_namespace_a_dataclass_and_omegaconf_build_the_same_model(arch: type, 
         assert vars(model.cfg) == vars(built[0].cfg) and model.monitor.every == 7
         assert state.keys() == states[0].keys() and all(torch.equal(state[name], states[0][name]) for name in state)
     assert forms[:2] == [Namespace(**options), config(**options)], "left unchanged"
+
+
+def test_fairseqs_nested_config() -> None:
+    cfg = TransformerConfig.from_namespace(Namespace(**SIZES, dropout=0.3))
+    for form in (cfg, OmegaConf.structured(cfg), OmegaConf.create({"encoder": {"layers": 1}, "dropout": 0.3})):
+        model = TransformerAdminModel.build_model(form, task())
+        assert model.cfg.dropout == 0.3 and model.cfg.decoder.embed_dim == model.cfg.encoder.embed_dim
+        assert len(model.encoder.layers) == model.cfg.encoder.layers == form.encoder.layers
 
 
 def test_masked_model_under_hydra() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import math
-import os
 import re
 import shlex
 from argparse import Namespace
@@ -209,20 +208,6 @@ def test_a_run_looks_alike_in_both_panels(folders: list[Path]) -> None:
     assert drawn[1] == {"admin-cpu-s1": {20: 4.0, 30: 2.0}, "bare": {20: 16.0}} and train.get_yscale() == "log"
     colours = [[line.get_color() for line in axes.get_lines()] for axes in (train, valid)]
     assert colours[0] == colours[1] and len(set(colours[0])) == 2
-
-
-def test_names_that_a_figure_could_take_for_something_else(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Names are shown as they are: with $ (mathematics), with a leading _ (hidden in legends), or not UTF-8.
-
-    The command prints the last one, too.
-    """
-    names = ["a$b_{$", "_base", os.fsdecode(b"caf\xe9")]
-    for name in names:
-        write(tmp_path / name / "train.log", log_lines({10: 5.0}, {10: 4.0}))
-    page = report([tmp_path / name for name in names], tmp_path / names[2] / "r.html")
-    assert r"caf\xe9/r.html: 3 runs" in capsys.readouterr().out
-    assert ["run", "a$b_{$", "_base", r"caf\udce9"] in page.rows
-    assert all(page.text["curves"].count(name) == 2 for name in ("a$b_{$", "_base", r"caf\udce9"))  # legend, table
 
 
 def test_a_folder_without_a_log(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-
 from conftest import python
-from fairseq.data.iterators import BackgroundConsumer, BufferedIterator
 
-from fairseq_admin import shutdown
 from fairseq_admin.errors import DIVERGED
 
 # Each child has a thread that makes endless batches in C++. It ends after the first batch: normally, or because
@@ -40,13 +36,3 @@ def test_a_process_ends_with_its_own_status() -> None:
     """Each child ends with its own status. Without the plugin: -6, "terminate called without an active exception"."""
     result = python(CHILDREN)
     assert [int(status) for status in result.stdout.split()] == [5, DIVERGED], result.stderr
-
-
-def test_one_that_is_not_there_yet_and_one_that_waits_for_room() -> None:
-    """`end` stops a thread that waits because its queue is full, and one that has not started."""
-    full = BufferedIterator(1, range(1000))
-    next(full)
-    BufferedIterator(1, range(1000))
-    shutdown.end()
-    assert not full._consumer.is_alive()
-    assert not any(isinstance(thread, BackgroundConsumer) for thread in threading.enumerate())

@@ -106,7 +106,7 @@ def deepnorm(laws: Laws) -> Laws:
 
 
 def t_fixup(laws: Laws) -> Laws:
-    """N = 3, M = 2: encoder 0.67 · 3^(-1/4) = 0.5091, decoder and embeddings 18^(-1/4) = 0.4855; queries, keys 1."""
+    """For N = 3, M = 2: encoder 0.67 · 3^(-1/4) = 0.5091, decoder and embeddings 18^(-1/4) = 0.4855. Queries: 1."""
     n, m = (len(layers_of(laws, stack)) for stack in ("encoder", "decoder"))
     gains = {"encoder": 0.67 * n**-0.25 if n else 0.0, "decoder": (9 * m) ** -0.25}
     drawn = without_norms(xavier(laws, lambda stack, _, part: 1.0 if part in ("q", "k") else gains[stack]))
