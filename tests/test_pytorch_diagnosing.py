@@ -154,7 +154,7 @@ def test_no_more_steps_than_a_tenth_and_the_time_that_was_said(capsys, monkeypat
     ("constant", "advice"),
     [
         (10, "No omega helped in 199 .* steps=40000: 398 a"),
-        (9.5, "Undecided: constant at 0.0001 .* steps=60000: 597 a"),
+        (9.6, "Undecided: constant at 0.0001 .* steps=75000: 746 a"),
     ],
 )
 def test_the_first_trials_are_stock_and_linear_at_two_rates(scripted, constant, advice):

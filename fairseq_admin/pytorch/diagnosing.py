@@ -162,18 +162,19 @@ class Trainer:
         return losses[-max(1, steps // 4) :] if math.isfinite(sum(losses)) else [math.inf]
 
     def worth(self, model: nn.Module) -> float:
-        """By how much the loss rises if another row takes the place of what a stack writes; of all stacks the least.
+        """By how much the loss rises if another row takes the place of one's own in a stack; of all stacks the least.
 
-        Infinity if there is one stack.
+        It takes the place of what the stack's first norm writes, or its last: the larger rise counts. A decoder may
+        need nothing from the words before, and may read every layer of the encoder. Infinity if there is one stack.
         """
-        losses = []
-        for name in ["", *{stack[-1].name for stack in self.stacks}]:
+        losses: dict[str, float] = {}
+        for name in ["", *(stack[end].name for stack in self.stacks for end in (0, -1))] if self.stacks[1:] else ():
             hide = lambda _, inputs, output, name=name: tree_map(other_row, output) if name else None  # noqa: E731
-            with undisturbed(model) as undo:
+            with undisturbed(model) as undo:  # and the same dropout each time
                 undo.callback(model.get_submodule(name).register_forward_hook(hide).remove)
-                torch.manual_seed(0)  # the same dropout
-                losses.append(mean(self.loss(model, batch).item() for batch in islice(self.batches, 4)))
-        return min(losses[1:]) - losses[0] if len(losses) > 2 else math.inf
+                losses[name] = mean(self.loss(model, batch).item() for batch in islice(self.batches, 4))
+        rises = [max(losses[stack[end].name] for end in (0, -1)) - losses[""] for stack in self.stacks if losses]
+        return min(rises, default=math.inf)
 
 
 def copies(model: nn.Module) -> list[str]:
@@ -201,8 +202,8 @@ def look(trainer: Trainer, rate: float) -> tuple[list[str], dict[str, str], floa
     if calm < rate:
         seen.append(f"Two steps at {rate:g} change {worst} by {changes[worst]:.0%}: take a rate of {calm:.1g} or less.")
     dead = [name for name, w in model.named_parameters() if w.requires_grad and (w.grad is None or not w.grad.any())]
-    deep = {name.rpartition(".")[0] for name in dead} & {*record.norms}  # a pooler may be idle
-    causes = dict.fromkeys(dead if deep else (), "gets no gradient")
+    owners = {name.rpartition(".")[0] for name in dead}
+    causes = dict.fromkeys(dead if owners & {*record.norms} else (), "gets no gradient")  # a pooler may be idle
     for path, x in tree_flatten_with_path(trainer.first)[0]:
         # A mask has two numbers.
         if floating(x) and len(x.unique()) > 2 and not UNIT[0] < (size := x.abs().mean().item()) < UNIT[1]:
