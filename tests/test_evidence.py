@@ -25,4 +25,5 @@ def test_a_missing_run_ends_the_range_of_its_method():
 
 
 def test_the_page_of_the_cases_has_the_table_of_its_rows():
-    assert cases.table(screen.load(ROOT / "docs/rows/cases.csv")) in (ROOT / "docs/cases.md").read_text()
+    rows, page = screen.load(ROOT / "docs/rows/cases.csv"), (ROOT / "docs/cases.md").read_text()
+    assert cases.table(rows) in page and cases.followed(rows) in page

@@ -188,7 +188,7 @@ def run(name: str, seed: int) -> dict[str, Any]:
 
 def table(rows: list[Row]) -> str:
     """Losses of each seed by case and method, in bold if all of them learn; then each advice, with cases and seeds."""
-    new, rows = ([row for row in rows if (row["method"] == "followed") is followed] for followed in (True, False))
+    rows = [row for row in rows if row["method"] != "followed"]
     methods = [*METHODS, "advice"]
     lines = ["| case (plateau) | " + " | ".join(methods) + " |", "|---" * (len(methods) + 1) + "|"]
     for (case,), runs in grouped(rows, "case").items():
@@ -203,10 +203,16 @@ def table(rows: list[Row]) -> str:
         cases = grouped(runs, "case").items()
         seeds = "; ".join(f"{case}, seed {', '.join(row['seed'] for row in same)}" for (case,), same in cases)
         lines.append(f"- {advice} ({seeds})")
-    lines += ["", "| case, seed (plateau) | tried: rate, loss | advice | followed |", "|---|---|---|---|"]
-    for row in new:
-        name = f"{row['case']}, {row['seed']} ({float(row['plateau']):.2f})"
-        lines.append(f"| {name} | {row['tried']} | {row['advice']} | {float(row['loss']):.2f} |")
+    return "\n".join(lines)
+
+
+def followed(rows: list[Row]) -> str:
+    """The new rows: what was tried, with its rate and loss, the advice, and the loss of following it."""
+    lines = ["| case, seed (plateau) | tried | advice | followed |", "|---|---|---|---|"]
+    for row in rows:
+        if row["method"] == "followed":
+            name = f"{row['case']}, {row['seed']} ({float(row['plateau']):.2f})"
+            lines.append(f"| {name} | {row['tried']} | {row['advice']} | {float(row['loss']):.2f} |")
     return "\n".join(lines)
 
 
@@ -218,7 +224,7 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, default=DOCS / "rows/cases.csv")
     args = parser.parse_args()
     if args.command == "table":
-        print(table(load(args.csv)))
+        print(table(load(args.csv)), followed(load(args.csv)), sep="\n\n")
     else:
         row = run(args.name, args.seed)
         with args.csv.open("a", newline="") as file:
