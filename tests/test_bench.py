@@ -92,7 +92,7 @@ def test_the_trial_begins_with_what_shows_most() -> None:
     ("word", "line"),
     [
         ("DEVICE=cuda", "This machine has no GPU that torch can use; DEVICE=cpu tries the trial itself.\n"),
-        ("DEVICE=tpu", "gpu-trial takes RUNS=FOLDER and DEVICE=cuda or cpu; found RUNS="),
+        ("DEVICE=tpu", "DEVICE=tpu is unknown; expected cuda or cpu.\n"),
         ("MINUTES=9", "MINUTES=9 is not a setting of gpu-trial."),
     ],
 )

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from fairseq_admin.analysis.figure import LOOK
 from recipes.research import omega_screen, ranking
-from recipes.research.drawing import draw_accuracies, draw_losses, draw_rates, save
+from recipes.research.drawing import Line, draw_accuracies, draw_losses, draw_rates, save
 from recipes.research.intervals import contrast
 from recipes.research.omega_screen import DOCS
 from recipes.research.outcome import loss
@@ -32,45 +32,45 @@ GRIDS = {**dict.fromkeys(("compare", "sensitivity-18l", "warmup"), draw_rates), 
 SCREEN = {"omega-variances": (omega_screen.draw, 130), "24-layers": (omega_screen.draw_curves, 180)}
 """The figures of the screen, likewise, each with its resolution."""
 PROTOCOLS = {
-    "protocol": (("protocol",), ("6", "18")),
-    "protocol-omega": (("protocol-omega", "protocol"), ("18", "60-12")),
+    "protocol": (["protocol"], ("6", "18")),
+    "protocol-omega": (["protocol-omega", "protocol"], ("18", "60-12")),
 }
 """The figures of the protocols: their rows, and a panel for each depth."""
 PILOT = "1"
 """The seed of the protocols' pilots, which do not count."""
 DEMO_ENTROPY = 6.62
 """The entropy of a token of the demo's text, in bits."""
-Groups = dict[tuple[str, ...], list[Row]]
-"""Runs by depth, scheme and rule of omega."""
 
 
-def groups_of(files: Sequence[str]) -> Groups:
-    """The groups of a protocol. If two files have a group, that of the last file counts.
+def groups_of(files: Sequence[str], *depths: str) -> list[Line]:
+    """The groups of a protocol at some depths: depth, method, and runs. If two files have one, the last counts.
 
     The protocol on omega ran two seeds of `reference` again, to show that the first protocol's runs may count.
     """
-    groups: Groups = {}
+    groups: dict[tuple[str, ...], list[Row]] = {}
     for file in files:
         rows = [row for row in read_results([ROWS / f"{file}.csv"]) if row["seed"] != PILOT]
-        rules = ({"rule": row.get("rule") or ("reference" if row["scheme"] == "admin" else "")} for row in rows)
-        groups |= grouped([row | rule for row, rule in zip(rows, rules)], "layers", "scheme", "rule")
-    return groups
+        for row in rows:
+            row["rule"] = row.get("rule") or ("reference" if row["scheme"] == "admin" else "")
+        groups |= grouped(rows, "layers", "scheme", "rule")
+    return [
+        (sizes(depth), rule_title(TITLES[scheme], rule), runs)
+        for depth in depths
+        for (layers, scheme, rule), runs in groups.items()
+        if layers == depth
+    ]
 
 
-def seeds_compared(files: Sequence[str], depths: Sequence[str]) -> list[Row]:
-    """The outcome of each group at some depths, and Welch's interval of its difference to the first one there."""
-    table = []
-    for depth in depths:
-        first: list[float] = []
-        for (layers, scheme, rule), runs in groups_of(files).items():
-            if layers == depth:
-                bits, bleu = list(map(loss, runs)), fmean(row["bleu"] for row in runs)
-                difference = f"{contrast([(1, bits), (-1, first)]):+.3f}" if first else ""
-                name = f"{sizes(layers)}, {rule_title(TITLES[scheme], rule)}"
-                spread = f"{fmean(bits):.3f} ({stdev(bits):.3f})"
-                row = {"model": name, "bits: mean (standard deviation)": spread, "sacreBLEU": f"{bleu:.1f}"}
-                table.append(row | {"bits minus the first row's": difference})
-                first = first or bits
+def seeds_compared(files: Sequence[str], depth: str) -> list[Row]:
+    """The outcome of each group at a depth, and Welch's interval of its difference to the first one."""
+    table, first = [], list[float]()
+    for size, method, runs in groups_of(files, depth):
+        bits, bleu = list(map(loss, runs)), fmean(row["bleu"] for row in runs)
+        spread = f"{fmean(bits):.3f} ({stdev(bits):.3f})"
+        row = {"model": f"{size}, {method}", "bits: mean (standard deviation)": spread, "sacreBLEU": f"{bleu:.1f}"}
+        row["bits minus the first row's"] = f"{contrast([(1, bits), (-1, first)]):+.3f}" if first else ""
+        table.append(row)
+        first = first or bits
     return table
 
 
@@ -84,10 +84,10 @@ TABLES: dict[str, Callable[[], list[Row]]] = {
     "every-scheme": at_one_depth,
     "sensitivity-18l": lambda: ranking.learning(read_results([ROWS / "sensitivity-18l.csv"])),
     "screen": lambda: omega_screen.limits(omega_screen.load(ROWS / "omega-screen.csv")),
-    "six-seeds": partial(seeds_compared, ["protocol"], ("18",)),
-    "six-layers": partial(seeds_compared, ["protocol"], ("6",)),
-    "rules": partial(seeds_compared, ["protocol-omega", "protocol"], ("18",)),
-    "sixty-layers": partial(seeds_compared, ["protocol-omega"], ("60-12",)),
+    "six-seeds": partial(seeds_compared, ["protocol"], "18"),
+    "six-layers": partial(seeds_compared, ["protocol"], "6"),
+    "rules": partial(seeds_compared, ["protocol-omega", "protocol"], "18"),
+    "sixty-layers": partial(seeds_compared, ["protocol-omega"], "60-12"),
 }
 """The functions that make the tables of the pages, by name."""
 
@@ -125,13 +125,9 @@ def draw_results(rows: Sequence[dict[str, str]], entropy: float) -> Figure:
 
 def draw_groups(files: Sequence[str], depths: Sequence[str]) -> Figure:
     """The validation losses of a protocol's runs, in a panel for each depth."""
-    lines = [
-        (f"{sizes(layers)} (thin: seeds, thick: mean)", rule_title(TITLES[scheme], rule), runs)
-        for depth in depths
-        for (layers, scheme, rule), runs in groups_of(files).items()
-        if layers == depth
-    ]
-    return draw_losses(lines, lines[0][2][0]["entropy"])
+    groups = groups_of(files, *depths)
+    lines = [(f"{size} (thin: seeds, thick: mean)", method, runs) for size, method, runs in groups]
+    return draw_losses(lines, groups[0][2][0]["entropy"])
 
 
 def main() -> None:
