@@ -160,11 +160,17 @@ def test_failure_leaves_modes_and_hooks_as_they_were(monkeypatch):
     assert all(module.training for module in model.modules()) and not hooked(model)
 
 
-def test_forward_after_profiling_under_autocast_reaches_every_weight():
-    """Casts made while profiling have no gradients, and torch before 2.13 would reuse them in training."""
+def test_forward_after_profiling_under_autocast_reaches_every_weight(monkeypatch):
+    """Profiling clears autocast's cache.
+
+    Casts made while profiling have no gradients, and torch before 2.13 would reuse them in training.
+    """
     model, batch = tiny(), reference.batch()
+    cleared, clear = [], torch.clear_autocast_cache
+    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: cleared.append(model.training) or clear())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = model(*batch)[0].float().square().mean()
+        assert cleared == [True]  # autocast itself clears it only on exit
     loss.backward()
     missing = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
     # A key's bias adds the same value to all logits of a query, so its gradient is zero up to rounding.

@@ -120,6 +120,7 @@ def test_each_setting_does_what_it_says(settings: dict, tokens: str) -> None:
 @pytest.mark.parametrize(
     ("language", "line", "tokens"),
     [
+        ("de", "Ein\tTab,\x0bVT\x0cFF\x85NEL\rCR\x1cFS", "Ein Tab , VT FF NEL CR FS"),
         ("fa", "او نمی\u200cداند.", "او نمی\u200cداند ."),
         ("hi", "क्\u200dष है.", "क्\u200dष है ."),
         ("en", "A family: 👨\u200d👩\u200d👧!", "A family : 👨\u200d👩\u200d👧 !"),

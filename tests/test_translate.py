@@ -12,6 +12,7 @@ import random
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from fairseq_admin.text.bpe import BPE, remove_bpe
 from fairseq_admin.text.tokens import Text
 from fairseq_admin.translation import streams
 from fairseq_admin.translation.engines import Hypothesis, Search, Translator
+from fairseq_admin.translation.in_ctranslate2 import CTranslate2Translator
 from fairseq_admin.translation.pipeline import Pipeline, split
 from recipes.steps import bpe
 
@@ -199,6 +201,17 @@ def test_too_long_a_line_is_translated_in_pieces(
     assert capfd.readouterr().err == f"fairseq-admin: {note}\n"
     (whole,) = translate(model, [" ".join([sentence] * fit)])
     assert translations[1] == " ".join([whole] * 3) and whole
+
+
+def test_a_translation_without_end_is_as_long_as_fairseqs() -> None:
+    """fairseq ends a translation after one unit less than the positions; CTranslate2 goes on to its bound."""
+    translator = object.__new__(CTranslate2Translator)
+
+    def endless(batch: object, max_decoding_length: int, **_: object) -> list[SimpleNamespace]:
+        return [SimpleNamespace(scores=[0.0], hypotheses=[["a"] * max_decoding_length])]
+
+    translator.positions, translator.model = 10, SimpleNamespace(translate_batch=endless)
+    assert translator.translate([["a"]], Search())[0][0].text.split() == ["a"] * 9
 
 
 def test_a_compressed_text_is_read(folded: Path, translate: Callable, data: Path, tmp_path: Path, capfd) -> None:
