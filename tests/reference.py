@@ -214,7 +214,7 @@ class Profile:
         return omega_paper(self.shortcuts[0], self.branches)
 
 
-def ended(x: Tensor, stack: Any, sublayer: Any) -> Tensor:
+def stack_output(x: Tensor, stack: Any, sublayer: Any) -> Tensor:
     """The stack's output, computed from the last layer's x. Shape (T, B, C)."""
     if isinstance(sublayer, ResiDual):
         return x + normalised(sublayer.d, stack.layer_norm)
@@ -285,7 +285,7 @@ def stack_by_hand(
     x = (x if is_decoder else noise(x).masked_fill(padding.unsqueeze(2), 0)).transpose(0, 1)
     if isinstance(stack.layers, LayerDropModuleList):
         torch.rand(len(stack.layers))  # fairseq draws which layers to drop; here none is
-    return ended(layers_by_hand(stack, x, padding, sublayer, memory, memory_padding), stack, sublayer)
+    return stack_output(layers_by_hand(stack, x, padding, sublayer, memory, memory_padding), stack, sublayer)
 
 
 def layers_by_hand(

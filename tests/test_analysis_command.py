@@ -69,7 +69,7 @@ def test_sentences_that_the_model_cannot_read_are_left_out(corpus: Path, words: 
 
 
 @pytest.mark.parametrize("what", MEASURES)
-def test_files_of_a_fresh_model(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fresh_model_has_facts_and_two_figures(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Does it write a JSON file with the facts, a PNG at double resolution, and an SVG whose labels are text?"""
     assert cli.main(["analyze", what, *FRESH, *QUICK, "--seed", "3", "-o", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.splitlines() == [str(tmp_path / f"out.{kind}") for kind in ("json", "png", "svg")]
@@ -93,7 +93,7 @@ def test_files_of_a_fresh_model(what: str, tmp_path: Path, capsys: pytest.Captur
         *itertools.product(["residual"], ["dependency", "gradients", "updates"]),
     ],
 )
-def test_a_fresh_model_of_any_mechanism(scheme: str, what: str, tmp_path: Path) -> None:
+def test_branches_of_zero_give_no_nan(scheme: str, what: str, tmp_path: Path) -> None:
     """If branches are 0 at first, so that nothing moves and gradients are 0, are there still figures, without NaN?"""
     options = ["--admin-scheme", scheme, *FRESH, *QUICK, "-o", str(tmp_path / "out")]
     assert cli.main(["analyze", what, *options]) == 0
@@ -108,7 +108,7 @@ ONE_STACK["transformer_lm_admin_tiny --adaptive-softmax-cutoff 9,99"] = "decoder
 
 @pytest.mark.parametrize("what", ["dependency", "gradients"])
 @pytest.mark.parametrize("arch", ONE_STACK)
-def test_a_model_of_one_stack(what: str, arch: str, tmp_path: Path) -> None:
+def test_a_missing_stack_is_left_out(what: str, arch: str, tmp_path: Path) -> None:
     """Does it measure models of one stack, with 2 layers of 2 sub-layers, and leave out the missing stack?"""
     options = ["--arch", *arch.split(), "--random-tokens", *QUICK, "--json", "-o", tmp_path / "out"]
     sublayers = {name: len(result["sublayers"]) for name, result in analyzed(what, *options)["stacks"].items()}
@@ -119,7 +119,9 @@ def test_a_model_of_one_stack(what: str, arch: str, tmp_path: Path) -> None:
                                                ("output-change", "transformer", "Pre-LN"),
                                                ("dependency", "transformer_admin_tiny", "Admin, folded"),
                                                ("gradients", "transformer_admin_tiny", "Admin")])  # fmt: skip
-def test_a_checkpoint_on_data(what: str, arch: str, title: str, corpus: Path, words: int, tmp_path: Path) -> None:
+def test_checkpoints_of_every_kind_are_measured_on_data(
+    what: str, arch: str, title: str, corpus: Path, words: int, tmp_path: Path
+) -> None:
     """Does it accept our checkpoints and stock ones, with real sentences?"""
     pre_ln = {**reference.TINY, "encoder_normalize_before": True, "decoder_normalize_before": True}
     path = checkpoint(tmp_path / "c.pt", arch, words=words, **(pre_ln if title == "Pre-LN" else {}))
@@ -132,14 +134,14 @@ def test_a_checkpoint_on_data(what: str, arch: str, title: str, corpus: Path, wo
     assert not (tmp_path / "out.png").exists()
 
 
-def test_the_same_numbers_again(tmp_path: Path) -> None:
+def test_numbers_depend_on_the_seed_alone(tmp_path: Path) -> None:
     """Do the numbers depend on the seed alone?"""
     options = ["dependency", *FRESH, "--tokens", "64", "--json", "-o", tmp_path / "out", "--seed"]
     first, again, other = (analyzed(*options, seed) for seed in (1, 1, 2))
     assert first == again and first["stacks"] != other["stacks"]
 
 
-def test_updates_of_checkpoints(words: int, corpus: Path, tmp_path: Path) -> None:
+def test_every_pair_of_checkpoints_is_an_interval(words: int, corpus: Path, tmp_path: Path) -> None:
     """Does each pair of successive checkpoints give an interval, with its change and the gradient at its start?"""
     paths = [checkpoint(tmp_path / f"checkpoint{n}.pt", words=words, updates=n) for n in (1, 2, 3)]
     options = ["--data", corpus, "--tokens", 64, "--json", "-o", tmp_path / "out"]
@@ -169,7 +171,7 @@ def test_omega_of_a_checkpoint_needs_no_data(tmp_path: Path) -> None:
     assert encoder["closed form"] == pytest.approx({"log": 1.4514, "constant": 2.0, "linear": 1.0}, abs=1e-4)
 
 
-def test_without_matplotlib(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+def test_json_needs_no_matplotlib(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
     """A missing matplotlib is named, and --json works without it."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     message = one_line_error(capsys, "analyze", "dependency", *FRESH, "-o", tmp_path / "out")

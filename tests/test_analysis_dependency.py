@@ -90,13 +90,13 @@ def test_padding_is_left_out() -> None:
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, dict]:
+def dependencies() -> dict[str, dict]:
     return {scheme: dependency.measure(fresh(scheme), Settings()) for scheme in ("post-ln", "pre-ln", "admin")}
 
 
-def test_shares_add_up_at_initialisation(found) -> None:
+def test_shares_add_up_at_initialisation(dependencies) -> None:
     """Law: Σ_j β² is 1 within the reported error, which is small because the parts are nearly independent."""
-    for scheme, result in found.items():
+    for scheme, result in dependencies.items():
         for side, stack in result["stacks"].items():
             sums = [sum(value**2 for value in row) for row in stack["beta"]]
             assert [len(row) for row in stack["beta"]] == list(range(1, len(sums) + 1))
@@ -105,11 +105,12 @@ def test_shares_add_up_at_initialisation(found) -> None:
             assert stack["error"] < 0.4, (scheme, side)
 
 
-def test_post_ln_depends_on_its_last_branches(found) -> None:
+def test_post_ln_depends_on_its_last_branches(dependencies) -> None:
     """Law (section 4.1): with depth, a sub-layer's own share stays constant in Post-LN and falls as 1/i in Pre-LN. In
     Admin it also falls, and is smaller than in Post-LN."""
     shares = {
-        scheme: [row[-1] ** 2 for row in result["stacks"]["encoder"]["beta"][1:]] for scheme, result in found.items()
+        scheme: [row[-1] ** 2 for row in result["stacks"]["encoder"]["beta"][1:]]
+        for scheme, result in dependencies.items()
     }
     last = {scheme: sum(values[-4:]) / 4 for scheme, values in shares.items()}
     second = {scheme: sum(values[:4]) / 4 for scheme, values in shares.items()}

@@ -25,7 +25,7 @@ from fairseq_admin.text.tokens import Text
         (["train.pt-br-en.pt-br.idx"], ("pt-br", "en")),
     ],
 )
-def test_names_of_binarised_data(names: list[str], pair: tuple[str, str], tmp_path: Path) -> None:
+def test_languages_are_in_the_names_of_binarised_data(names: list[str], pair: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     for name in [*names, "dict.xx.txt", "test.fr-it.fr.bin", "corpus.de.idx"]:
         (tmp_path / "bin" / name).touch()
@@ -45,7 +45,7 @@ def test_a_text_is_in_two_folders_and_either_may_be_named(tmp_path: Path, monkey
     assert folders(Path(".")) == [Path("."), Path("..")]
 
 
-def test_sources_of_the_languages(tmp_path: Path) -> None:
+def test_languages_come_from_the_first_that_names_them(tmp_path: Path) -> None:
     """Languages come from the user, the model, text.json or the data's file names, in this order, and must agree."""
     (tmp_path / "train.de-en.de.idx").touch()
     model = tmp_path / "model.pt"
@@ -66,7 +66,7 @@ def test_sources_of_the_languages(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pieces", [False, True])
-def test_without_text_json_and_codes(pieces: bool, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_pieces_of_words_need_the_merges(pieces: bool, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Without text.json and codes, translating tokens needs the merges, if the dictionary has pieces of words."""
     some = dictionary(50)
     for number in range(10):

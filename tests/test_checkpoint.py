@@ -102,7 +102,7 @@ def test_separate_embeddings_are_not_loaded_into_one():
         admin(share_all_embeddings=True).load_state_dict(state)
 
 
-def copied(model, state):
+def load_in_place(model, state):
     with torch.no_grad():
         for key, tensor in model.state_dict().items():
             tensor.copy_(state[key])
@@ -113,17 +113,17 @@ LOADING = {
     "a module around it": lambda model, state: torch.nn.ModuleList([model]).load_state_dict(
         {f"0.{key}": tensor for key, tensor in state.items()}
     ),
-    "in place": copied,
+    "in place": load_in_place,
 }
 
 
-@pytest.mark.parametrize("way", LOADING)
-def test_loaded_weights_are_not_profiled_again(way):
+@pytest.mark.parametrize("how", LOADING)
+def test_loaded_weights_are_not_profiled_again(how):
     """The record in the state dict marks weights as profiled, however they are loaded."""
     saved = admin()
     saved(*reference.batch())
     model = admin(seed=2)
-    LOADING[way](model, saved.state_dict())
+    LOADING[how](model, saved.state_dict())
     model(*reference.batch(seed=5))
     assert all(torch.equal(tensor, saved.state_dict()[key]) for key, tensor in model.state_dict().items())
 

@@ -53,7 +53,7 @@ def test_omega_prints_the_checkpoints_numbers(run: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().out.startswith("omega: not set yet\n")
 
 
-def test_average(run: Path, capsys: pytest.CaptureFixture) -> None:
+def test_average_names_its_files_and_keeps_the_record(run: Path, capsys: pytest.CaptureFixture) -> None:
     assert cli.main("average . --last 2 -o average.pt".split()) == 0
     assert capsys.readouterr().out == "average.pt: average of checkpoint3.pt, checkpoint4.pt\n"
     average = files.read(run / "average.pt")
@@ -79,7 +79,7 @@ def test_average_notes_the_text_it_was_trained_on(run: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("line", ["model.pt x.de --beam 2", "--beam 2 model.pt x.de", "model.pt --beam 2 x.de"])
-def test_files_are_anywhere(line: str) -> None:
+def test_files_and_options_may_be_in_any_order(line: str) -> None:
     args = cli.parse(["translate", *line.split()])
     assert (args.model.name, args.text.name, args.beam) == ("model.pt", "x.de", 2)
 
@@ -92,7 +92,7 @@ def test_help_answers_at_once() -> None:
     assert f"default: {averaging.LAST})" in help_text
 
 
-def test_version(capsys: pytest.CaptureFixture) -> None:
+def test_version_is_the_packages(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main(["--version"])
     assert end.value.code == 0 and capsys.readouterr().out == f"{__version__}\n"

@@ -29,7 +29,9 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_generate(corpus: Path, trained: Path, tmp_path: Path) -> None:
+def test_generate_reads_checkpoints_ensembles_averages_and_pruned_models(
+    corpus: Path, trained: Path, tmp_path: Path
+) -> None:
     """Does fairseq-generate read a checkpoint, an ensemble, our average, and a decoder pruned to one layer?"""
     one, two, average = trained / "checkpoint1.pt", trained / "checkpoint2.pt", tmp_path / "average.pt"
     assert cli.main(["average", str(trained), "--last", "2", "-o", str(average)]) == 0
@@ -39,7 +41,9 @@ def test_generate(corpus: Path, trained: Path, tmp_path: Path) -> None:
     assert len(set(outputs)) == 4 and len(set(outputs[0])) == 20
 
 
-def test_validate(corpus: Path, trained: Path, tmp_path: Path, run: Callable[..., Completed]) -> None:
+def test_validate_gives_the_loss_of_training(
+    corpus: Path, trained: Path, tmp_path: Path, run: Callable[..., Completed]
+) -> None:
     """Does fairseq-validate give the loss that training printed, whatever fairseq has stored in the file?"""
     state = files.read(trained / "checkpoint2.pt")
     state["extra_state"].update({"val_loss": numpy.float64(7.0), "old": Namespace(arch="transformer_admin")})
@@ -52,7 +56,7 @@ def test_validate(corpus: Path, trained: Path, tmp_path: Path, run: Callable[...
     assert f"loss {printed} " in validated.output, validated.output[-500:]
 
 
-def test_hub(corpus: Path, trained: Path, tmp_path: Path) -> None:
+def test_hub_translates_as_generate(corpus: Path, trained: Path, tmp_path: Path) -> None:
     """Does it give the translations of fairseq-generate?"""
     hub = TransformerAdminModel.from_pretrained(str(trained), "checkpoint_last.pt", str(corpus))
     (model,) = hub.models

@@ -32,7 +32,7 @@ def feed(counter: SkippedUpdates, updates: list[int]) -> None:
         (0, 1, [7] * 10_000, None),  # no limit
     ],
 )
-def test_skipped_updates(limit: int, batches: int, seen: list[int], stops: int | None) -> None:
+def test_too_many_skipped_updates_in_a_row_stop(limit: int, batches: int, seen: list[int], stops: int | None) -> None:
     counter = SkippedUpdates(limit=limit, batches_per_update=batches)
     feed(counter, seen)
     with pytest.raises(DivergedError, match=f"update {stops} was skipped") if limit else contextlib.nullcontext():
@@ -63,7 +63,7 @@ def test_want_of_memory_is_not_divergence(monkeypatch: pytest.MonkeyPatch) -> No
         ("1 / 0", 1, "ZeroDivisionError: division by zero"),
     ],
 )
-def test_exit_status(code: str, status: int, last: str) -> None:
+def test_divergence_alone_has_its_exit_status(code: str, status: int, last: str) -> None:
     """Does divergence alone have its own exit status, even if another error is raised on top of it?
 
     The test loads only this file, as the recipes do: without torch, in hundredths of a second.
@@ -139,7 +139,7 @@ def check_stop(run: Completed) -> None:
 
 
 @pytest.mark.slow
-def test_fp16_overflows_stop(corpus: Path, tmp_path: Path) -> None:
+def test_overflows_in_fp16_stop(corpus: Path, tmp_path: Path) -> None:
     """Does a float16 run that overflows at every batch after its first update end after 5 of them?"""
     check_stop(fp16(corpus, tmp_path, *ABSURD, "--admin-max-skipped-updates", 5))
 

@@ -37,7 +37,9 @@ FALLS = [6 * math.exp(-step / 30) for step in range(100)]
     ],
     ids=["rises", "rises and learns", "steady", "loss rises alone", "falls"],
 )
-def test_rule(shares: list[float], losses: list[float], expected: list[int]) -> None:
+def test_a_warning_needs_a_rising_share_and_a_loss_that_does_not_fall(
+    shares: list[float], losses: list[float], expected: list[int]
+) -> None:
     """Does a warning need both a rising share and a loss that does not fall?"""
     assert warned_updates(shares, losses) == expected
 

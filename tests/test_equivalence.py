@@ -77,7 +77,7 @@ def test_not_a_number_is_not_equal():
     assert equivalence.verify(Checkpoint(one), Checkpoint({**one, "model": model}))[0] == math.inf
 
 
-def test_real_batches(corpus):
+def test_real_batches_are_the_first_of_the_validation_set(corpus):
     """Real batches are the validation set's first sentences. A model with another dictionary is refused."""
     sizes = reference.TINY
     state = state_of(reference.build("transformer", words=44, **sizes), "transformer", **sizes)

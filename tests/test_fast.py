@@ -193,7 +193,7 @@ def test_what_plain_layers_are_for(loss_of: Any, options: dict[str, Any], device
     assert not options or len(errors) < 1 + len(list(fast.parameters()))
 
 
-def test_padding_before_the_target(device: None) -> None:
+def test_padding_before_the_target_is_said_or_seen(device: None) -> None:
     """A task must say that its targets begin with padding. If it does not, does a GPU stop the run?
 
     On a CPU, the layers see the padding by themselves.
@@ -229,7 +229,7 @@ def test_checkpointed_activations_recompute_the_same(amp: bool, device: None) ->
 
 
 @pytest.mark.parametrize(("autocast", "bound"), [(True, 0.05), (False, 0.1)])
-def test_bfloat16(autocast: bool, bound: float, device: None) -> None:
+def test_bfloat16_gradients_are_close(autocast: bool, bound: float, device: None) -> None:
     """Are bfloat16 gradients close? A dozen products in a row are each off by 0.4 %; bfloat16 weights add to it."""
     dtype = torch.float32 if autocast else torch.bfloat16
     fast, plain, loss_of = pair("translation", dtype, admin_init="log", **STILL)
@@ -248,7 +248,7 @@ def test_a_gpu_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3])
-def test_dropout_law(p: float) -> None:
+def test_elements_are_dropped_independently_and_the_rest_is_scaled(p: float) -> None:
     """Are elements dropped independently with probability p? Are the others scaled?
 
     The other elements and their gradients are scaled by 1 / (1 - p).
@@ -277,7 +277,7 @@ def test_dropout_law(p: float) -> None:
 
 
 @pytest.mark.parametrize("option", ["--quant-noise-pq", "--cross-self-attention", None])
-def test_says_what_stays_stock(option: str | None, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
+def test_the_log_says_what_stays_stock(option: str | None, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
     """Does the log say once which layers stay stock, with the option's name?"""
     options = {option[2:].replace("-", "_"): 0.1} if option else {}
     with caplog.at_level(logging.INFO):
@@ -293,7 +293,7 @@ def test_scaled_heads_train() -> None:
     model(language.batch())[0].sum().backward()
 
 
-def test_cudnns_attention_is_off(caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
+def test_cudnns_attention_is_off_with_fast_layers_alone(caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
     """Does the first fast model turn cuDNN's attention off and log it once, only with a GPU? Plain models do not."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     torch.backends.cuda.enable_cudnn_sdp(True)

@@ -42,7 +42,7 @@ def both(model: torch.nn.Module, reduce: bool = True, smoothing: float = 0.1, pr
 
 @pytest.mark.parametrize("prefix", [0, 2])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_is_fairseqs(smoothing: float, prefix: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_value_gradients_and_log_are_fairseqs(smoothing: float, prefix: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float64, all return values and gradients equal fairseq's."""
     # fairseq always computes softmax in float32.
     monkeypatch.setattr(fairseq.utils, "log_softmax", lambda x, dim, onnx_trace=False: x.log_softmax(dim))
@@ -85,7 +85,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_half_precision(smoothing: float, dtype: torch.dtype) -> None:
+def test_half_precision_is_fairseqs(smoothing: float, dtype: torch.dtype) -> None:
     assert_is_fairseqs(smoothing, dtype)
 
 
@@ -106,7 +106,7 @@ def test_keeps_the_logits_alone() -> None:
         value.backward()
 
 
-def test_gives_way() -> None:
+def test_a_loss_per_word_is_fairseqs() -> None:
     """For a loss per word, and for an adaptive softmax, fairseq's loss is used."""
     ours, expected = both(build("transformer", **STILL), reduce=False)
     assert ours[0].numel() > 1 and torch.equal(ours[0], expected[0])

@@ -39,7 +39,7 @@ def other(build: Callable[[], Any], stack: str) -> Any:
 
 
 @pytest.mark.parametrize("name", BUILDS)
-def test_another_dictionary_of_the_same_size(name: str, tmp_path: Path) -> None:
+def test_another_dictionary_of_the_same_size_is_refused(name: str, tmp_path: Path) -> None:
     """Another dictionary of the same size is refused for every scheme, even if the state dict has only stock keys."""
     model = BUILDS[name]()
     torch.save({"model": model.state_dict()}, tmp_path / "model.pt")
@@ -54,7 +54,7 @@ def test_another_dictionary_of_the_same_size(name: str, tmp_path: Path) -> None:
         other(BUILDS[name], stack).load_state_dict(dict(state))  # older and stock checkpoints record no dictionary
 
 
-def test_through_a_wrapper() -> None:
+def test_a_wrapper_keeps_the_fingerprints() -> None:
     """It works through wrappers such as data parallelism's, which prefix keys and bypass load_state_dict."""
     state = nn.ModuleDict({"module": BUILDS["translation"]()}).state_dict()
     assert set(fingerprint.read_fingerprints(state)) == {"encoder", "decoder"}
@@ -62,7 +62,7 @@ def test_through_a_wrapper() -> None:
         nn.ModuleDict({"module": other(BUILDS["translation"], "decoder")}).load_state_dict(state)
 
 
-def test_through_fairseqs_broadcast() -> None:
+def test_fairseqs_broadcast_keeps_the_fingerprints() -> None:
     """It works with several processes: the first one reads the checkpoint, and sends it to the others like this."""
     model, tensors = BUILDS["translation"](), []
     state = {"model": model.state_dict(), "cfg": OmegaConf.create({"task": "translation"})}

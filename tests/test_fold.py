@@ -98,7 +98,7 @@ def test_fold_by_hand():
 # -- the same function -----------------------------------------------------------------------------------------------
 
 
-def apart(state, tmp_path, **options):
+def difference(state, tmp_path, **options):
     """Fold, write, read and compare. Returns the largest difference of log-probabilities."""
     unfolded = Checkpoint(state)
     fold.fold_checkpoint(unfolded, **options).write(tmp_path / "folded.pt")
@@ -143,25 +143,25 @@ def test_the_fold_is_the_same_function(tmp_path_factory, configuration, seed, lo
     if half:  # as --fp16 saves it: compare with the rounded weights
         state["model"] = {key: tensor.half() for key, tensor in state["model"].items()}
     # The promised bound. float32 alone rounds each model's log-probabilities by 1e-6 to 4e-6.
-    assert apart(state, tmp_path_factory.mktemp("fold")) <= 1e-4
+    assert difference(state, tmp_path_factory.mktemp("fold")) <= 1e-4
 
 
 def test_a_constant_on_a_tiny_embedding_is_not_exact(tmp_path):
     """With unscaled embeddings and learned positions, Var[x_0] is 1/64, and LayerNorm's eps matters. It cannot fold."""
     shallow = {"encoder_layers": 1, "decoder_layers": 1, "admin_init": "constant", "no_scale_embedding": True}
     shallow |= {"encoder_learned_pos": True, "decoder_learned_pos": True}
-    assert 1e-4 < apart(tiny(**shallow), tmp_path) < 1e-2
+    assert 1e-4 < difference(tiny(**shallow), tmp_path) < 1e-2
     normalised = tiny(**shallow, layernorm_embedding=True)
     for stack in ("encoder", "decoder"):
         normalised["model"][f"{stack}.layernorm_embedding.weight"] *= 0.1
-    assert apart(normalised, tmp_path) <= 1e-4
+    assert difference(normalised, tmp_path) <= 1e-4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("encoder", "decoder", "low"), [(60, 12, -3.0), (1, 18, 0.0)])
-def test_the_fold_of_deep_models(tmp_path, encoder, decoder, low):
+def test_deep_models_fold_to_the_same_function(tmp_path, encoder, decoder, low):
     state = tiny(encoder_layers=encoder, decoder_layers=decoder, low=low)
-    assert apart(state, tmp_path) <= 1e-4
+    assert difference(state, tmp_path) <= 1e-4
 
 
 # -- the file --------------------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_pretrained_embeddings_and_pruning_are_not_asked_for_again(tmp_path):
     state["cfg"]["model"].update(encoder_embed_path="gone.txt", encoder_layers_to_keep="0,1", encoder_layers=4)
     args = fold.fold_checkpoint(Checkpoint(state)).state["args"]
     assert args.encoder_embed_path is None and args.encoder_layers_to_keep is None and args.encoder_layers == 2
-    assert apart(state, tmp_path) <= 1e-4
+    assert difference(state, tmp_path) <= 1e-4
 
 
 def scheme(name, **options):
@@ -212,7 +212,7 @@ STOCK["post-ln-pre-ln"] = "after before"
 )
 def test_other_schemes_that_stock_fairseq_can_compute(tmp_path, name, options):
     state = scheme(name, **options)
-    assert apart(state, tmp_path) <= 1e-4
+    assert difference(state, tmp_path) <= 1e-4
     folded = fold.fold_checkpoint(Checkpoint(state)).state
     places = {**STOCK, "pre-ln-by-depth": "before before"}.get(name, "after after").split()
     for stack, place in zip(("encoder", "decoder"), places):
@@ -222,7 +222,7 @@ def test_other_schemes_that_stock_fairseq_can_compute(tmp_path, name, options):
         assert all(torch.equal(tensor, state["model"][key]) for key, tensor in folded["model"].items())
 
 
-def test_sizes_of_a_preset_alone(tmp_path):
+def test_sizes_of_a_preset_are_written_out(tmp_path):
     """hydra stores a preset's name (transformer_admin_18l) without sizes. Stock fairseq needs sizes."""
     state = tiny(share_decoder_input_output_embed=False)
     names = ("_name", "admin_init", "update_freq", "admin_profile_tokens", "admin_max_skipped_updates")
@@ -231,7 +231,7 @@ def test_sizes_of_a_preset_alone(tmp_path):
     args = fold.fold_checkpoint(Checkpoint(state)).state["args"]
     assert (args.encoder_embed_dim, args.decoder_ffn_embed_dim, args.decoder_attention_heads) == (64, 128, 4)
     assert args.max_source_positions == 1024 and args.encoder_normalize_before is False
-    assert apart(state, tmp_path) <= 1e-4
+    assert difference(state, tmp_path) <= 1e-4
 
 
 # -- refusals --------------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def test_omega_near_zero_is_refused_or_clamped(tmp_path):
     weight = state["model"]["decoder.layers.1.encoder_attn_layer_norm.weight"].double()
     folded_weight = folded["decoder.layers.1.encoder_attn_layer_norm.weight"]
     torch.testing.assert_close((folded_weight / weight)[17:19], torch.tensor([-1e-3, 1e-3], dtype=torch.float64))
-    assert apart(state, tmp_path, min_omega=1e-6) <= 1e-4
+    assert difference(state, tmp_path, min_omega=1e-6) <= 1e-4
 
 
 FIRST = {"a vector": torch.linspace(0.5, 2, 64), "negative": torch.full((64,), -1.0)}
@@ -267,7 +267,7 @@ def test_a_first_omega_that_is_a_vector_is_folded_into_the_embedding(tmp_path, f
     state = tiny(encoder_learned_pos=learned, share_all_embeddings=True)
     for stack in ("encoder", "decoder"):
         state["model"][f"{stack}.layers.0.self_attn_layer_norm.omega_init"].copy_(FIRST[first])
-    assert apart(state, tmp_path) <= 1e-4
+    assert difference(state, tmp_path) <= 1e-4
 
 
 def test_a_first_omega_over_adaptive_inputs_is_refused():

@@ -51,14 +51,14 @@ def test_a_published_roberta_loads():
     ("name", "side"),
     [("translation", "encoder"), ("translation", "decoder"), ("language", "decoder"), ("masked", "encoder")],
 )
-def test_another_depth(name, side):
+def test_another_depth_is_refused(name, side):
     layers = {f"{side}_layers": 4}
     message = f"the checkpoint's {side} has 4 layers and the model's has [23]. Use .*--{side}-layers 4"
     with pytest.raises(AdminError, match=message):
         KINDS[name].build().load_state_dict(KINDS[name].build(**layers).state_dict())
 
 
-def test_classification_head():
+def test_a_classification_head_is_trained_and_loaded():
     """The head that fine-tuning adds to RoBERTa trains on a loaded model, is saved, and loads again."""
     model, other = masked.build(), masked.build(seed=2)
     model(language.batch())

@@ -85,7 +85,7 @@ MODES = {
 
 
 @pytest.mark.parametrize("name", MODES)
-def test_mode(name: str, words: Path, tmp_path: Path) -> None:
+def test_omega_is_profiled_and_a_stopped_run_resumes_and_folds(name: str, words: Path, tmp_path: Path) -> None:
     """Is ω in the checkpoint and profiled once, does a stopped run resume bit for bit, and does it fold?"""
     base = LANGUAGE if "adaptive" in name else TRAIN["masked" if name == "masked" else "language"]
     options = ["--disable-validation", "--max-update", 9, *MODES[name].split()]
@@ -122,7 +122,7 @@ def test_eval_lm_with_and_without_the_plugin(words, trained, without_plugin, tmp
     assert perplexity(ours.output) == pytest.approx(perplexity(stock.stdout + stock.stderr), abs=0.011)
 
 
-def test_generate(words: Path, trained: Path, tmp_path: Path) -> None:
+def test_generate_continues_a_text(words: Path, trained: Path, tmp_path: Path) -> None:
     """Does fairseq-generate continue a text? (It imports numpy.compat, which numpy 2 no longer has.)"""
     options = ["--task", "language_modeling", "--prefix-size", 2, *EVAL[2:]]
     continued = conftest.generate(words, trained / "last.pt", *options, log=tmp_path / "log")
@@ -130,7 +130,7 @@ def test_generate(words: Path, trained: Path, tmp_path: Path) -> None:
     assert len(continued) == 10 and all(re.match(r"w\d+ w\d+", text) for text, _ in continued.values())
 
 
-def test_from_pretrained(words: Path, trained: Path, masked: Path) -> None:
+def test_from_pretrained_loads_a_profiled_model(words: Path, trained: Path, masked: Path) -> None:
     hub = TransformerLMAdminModel.from_pretrained(str(trained), "last.pt", str(words))
     assert type(hub.models[0]) is TransformerLMAdminModel and hub.models[0].profiled
     assert hub.sample("w1 w4", beam=2, max_len_b=8).startswith("w1 w4")
@@ -142,7 +142,7 @@ def test_from_pretrained(words: Path, trained: Path, masked: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["deepnorm", "fixup"])
-def test_other_schemes(scheme: str, words: Path, tmp_path: Path, capsys) -> None:
+def test_other_schemes_train_and_fold_or_are_refused(scheme: str, words: Path, tmp_path: Path, capsys) -> None:
     """Does a model of another scheme train, and then fold to a file for stock fairseq or get refused?"""
     train(words, tmp_path, "--disable-validation", "--admin-scheme", scheme, "--max-update", 2)
     capsys.readouterr()
@@ -157,7 +157,7 @@ def test_other_schemes(scheme: str, words: Path, tmp_path: Path, capsys) -> None
     assert not [key for key in state["model"] if re.search("omega|scale|admin", key)]
 
 
-def test_hydra(words: Path, tmp_path: Path) -> None:
+def test_hydra_trains_as_fairseq_train(words: Path, tmp_path: Path) -> None:
     """Does fairseq-hydra-train do the same as fairseq-train with the preset of these sizes?"""
     train(words, tmp_path / "plain", "--disable-validation", "--max-update", 10)
     sizes = "decoder_layers: 2, decoder_embed_dim: 64, decoder_ffn_embed_dim: 128, decoder_attention_heads: 4"

@@ -27,7 +27,7 @@ SEEDS = 32
 RELATIVE = 0.002
 """Change of the weights relative to their size. It is so small that Post-LN's output does not saturate."""
 SOURCE = Source(data=None, split="valid", tokens=256, seed=1)
-Found = dict[str, dict[str, list[float]]]
+Changes = dict[str, dict[str, list[float]]]
 
 
 def encoder_of(method: str, layers: int, seed: int) -> nn.Module:
@@ -52,7 +52,7 @@ def perturbed(encoder: nn.Module, relative: float, seed: int) -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def changes() -> Found:
+def changes() -> Changes:
     """For each method and depth: the mean output change over the seeds, measured and predicted by theorem 2.
 
     One deep encoder serves all depths. Layers are drawn independently, and Admin's `reference` ω depends only on
@@ -79,7 +79,7 @@ def changes() -> Found:
 @pytest.mark.parametrize(("method", "law", "other"), [("post-ln", "linear", "logarithmic"),
                                                       ("pre-ln", "logarithmic", "linear"),
                                                       ("admin", "logarithmic", "linear")])  # fmt: skip
-def test_change_against_depth(changes: Found, method: str, law: str, other: str) -> None:
+def test_output_change_grows_linearly_in_post_ln_alone(changes: Changes, method: str, law: str, other: str) -> None:
     """Law: for each method, the expected law fits with R² ≥ 0.97, and the other law fits with a smaller R².
 
     The bound of 0.97 is this project's. Post-LN's fit had R² 0.985, and 0.967 and 0.986 over half the seeds each.
@@ -92,7 +92,7 @@ def test_change_against_depth(changes: Found, method: str, law: str, other: str)
 
 
 @pytest.mark.nightly
-def test_theorem_2(changes: Found) -> None:
+def test_theorem_2_predicts_the_change(changes: Changes) -> None:
     """Law: Σ β² C is within 25 % of the measured change, and Post-LN's estimate does not fit Pre-LN.
 
     The estimates were 5 % too low to 16 % too high for Post-LN, up to 10 % too low for Pre-LN, and 9 % for Admin.
@@ -125,7 +125,7 @@ def test_theorem_2_by_hand(method: str) -> None:
     [("post-ln", "reference", 0.8, 1.2), ("admin", "constant", 0.4, 0.7), ("admin", "linear", -0.2, 0.2),
      ("pre-ln-by-depth", "reference", -0.2, 0.2)],
 )  # fmt: skip
-def test_coordinate_check(scheme: str, rule: str, lowest: float, highest: float) -> None:
+def test_updates_move_the_output_as_depth_over_omega(scheme: str, rule: str, lowest: float, highest: float) -> None:
     """Law: after five updates by Adam the output has moved as S / omega: as S, as its root, or as much at every depth.
 
     The rate is so low that no output saturates (the squared change stays below 0.2 of its limit, 2). Measured: 0.88,

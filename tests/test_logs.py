@@ -28,7 +28,7 @@ SIMPLE = [
 
 @pytest.mark.parametrize("lines", [JSON, SIMPLE], ids=["json", "simple"])
 @pytest.mark.parametrize("name", ["valid.1", "a_b-c"])
-def test_names_of_subsets(lines, name):
+def test_the_first_subset_is_shown_whatever_its_name(lines, name):
     """Subsets are named after files, so any letters may occur. Whatever the names are, the first subset is shown."""
     texts = [text.replace("valid_", f"{name}_").replace("'valid'", f"'{name}'") for _, text in lines]
     assert logs.stats(texts[1])[1]["subset"] == name
@@ -38,7 +38,7 @@ def test_names_of_subsets(lines, name):
 
 @pytest.mark.parametrize("lines", [JSON, SIMPLE], ids=["json", "simple"])
 @pytest.mark.parametrize("epochs_only", [False, True])
-def test_resumed_with_other_subsets(lines, epochs_only):
+def test_the_first_subset_of_each_report_counts_after_a_resume(lines, epochs_only):
     """After a resume, the first subset of each report counts, whatever was reported before."""
     texts = [text for tag, text in lines if tag != "train_inner" or not epochs_only]
     other = OTHER["json" if lines is JSON else "simple"]
@@ -93,7 +93,7 @@ def test_the_last_of_several_runs_counts():
     assert logs.parse_log([*intervals[:2], fresh, resumed, intervals[1]]).train == {5: 9.914, 10: 9.914}
 
 
-def test_a_line_that_tells_nothing():
+def test_a_cut_line_hides_no_record():
     """A truncated line does not hide the record that follows on it. Lines that only look like records are ignored."""
     cut = JSON[0][1][:40]
     assert logs.parse_line(cut) is None and logs.parse_line('{"epoch": 1, "num_updates": "x"}') is None

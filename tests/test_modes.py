@@ -219,7 +219,7 @@ def check_omegas(model: dict[str, Tensor], expected: dict[str, list], rule: str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODES)
-def test_mode(name: str, corpus: Path, tmp_path: Path) -> None:
+def test_omega_is_profiled_and_a_stopped_run_resumes(name: str, corpus: Path, tmp_path: Path) -> None:
     """Does `check_mode` pass in every mode that the CPU can run?"""
     check_mode(MODES[name], corpus, tmp_path)
 
@@ -237,7 +237,7 @@ CUDA_MODES = {
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", CUDA_MODES)
-def test_mode_on_cuda(name: str, corpus: Path, tmp_path: Path) -> None:
+def test_omega_is_profiled_and_a_stopped_run_resumes_on_cuda(name: str, corpus: Path, tmp_path: Path) -> None:
     """Does a GPU match the plain loop on the CPU? Dropout is off, because its random numbers depend on the device."""
     options = [option for option in TRAIN if option != "--cpu"] + ["--distributed-world-size", "1"]
     check_mode(CUDA_MODES[name]._replace(model="--dropout 0", train=options), corpus, tmp_path)
@@ -279,7 +279,7 @@ def two_processes(corpus: Path, folders: list[Path], *arguments: object) -> list
 
 
 @pytest.mark.slow
-def test_two_processes(corpus: Path, tmp_path: Path) -> None:
+def test_two_processes_train_as_one(corpus: Path, tmp_path: Path) -> None:
     """Do two processes get the same ω as one, bit for bit, stay equal to each other, and resume exactly?"""
     small = ["--max-tokens", 150]
     train(corpus, tmp_path / "one", *QUICK, *small, "--max-update", 1)
@@ -303,7 +303,7 @@ def test_two_processes(corpus: Path, tmp_path: Path) -> None:
 TIED = "share_all_embeddings: true"
 
 
-def test_hydra(corpus: Path, tmp_path: Path) -> None:
+def test_hydra_trains_as_fairseq_train(corpus: Path, tmp_path: Path) -> None:
     """Does fairseq-hydra-train with a preset of hydra's model group match fairseq-train?"""
     train(corpus, tmp_path / "plain", *QUICK, *TO_10)
     hydra = hydra_train(corpus, tmp_path / "hydra", "transformer_admin_tiny model.share_all_embeddings=true")
@@ -312,7 +312,7 @@ def test_hydra(corpus: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_hydra_in_bf16(corpus: Path, tmp_path: Path) -> None:
+def test_hydra_in_bf16_keeps_omega_and_resumes(corpus: Path, tmp_path: Path) -> None:
     """Does memory-efficient bf16, which only fairseq-hydra-train can run, keep ω and resume bit for bit?"""
     config = [f"_name: transformer_admin_tiny, {TIED}", "bf16: true, memory_efficient_bf16: true"]
     assert hydra_train(corpus, tmp_path / "whole", *config).status == 0

@@ -97,7 +97,7 @@ def steps(model: Any, batches: list[list[tuple]], updates: int = 5) -> list[dict
 
 @pytest.mark.parametrize("options", [{}, {"encoder_layerdrop": 0.5}], ids=["plain", "layerdrop"])
 @pytest.mark.parametrize("fast", ["on", "off"])
-def test_training_is_the_same(fast: str, options: dict) -> None:
+def test_measuring_changes_no_weight(fast: str, options: dict) -> None:
     """Are weights and profiled ω the same, bit for bit, with and without measurements?"""
     batches = [[reference.batch(seed=seed)] for seed in range(3)]
     weights = []
@@ -117,12 +117,10 @@ def test_layerdrop_hides_no_omega_and_is_no_sign(monkeypatch: pytest.MonkeyPatch
     """
     model = tiny(admin_monitor=1, admin_init="log", encoder_layerdrop=0.3)
     ran: dict[int, int] = {}
-    looked_at: dict[int, set[str]] = {}
+    compared: dict[int, set[str]] = {}
     for layer in model.encoder.layers:
         layer.register_forward_hook(lambda *_: ran.update({update: ran.get(update, 0) + 1}))
-    monkeypatch.setattr(
-        model.monitor.rule, "warnings", lambda at, shares, loss: looked_at.update({at: {*shares}}) or []
-    )
+    monkeypatch.setattr(model.monitor.rule, "warnings", lambda at, shares, loss: compared.update({at: {*shares}}) or [])
     torch.manual_seed(1)
     for update in range(1, 21):
         metrics.reset()
@@ -130,7 +128,7 @@ def test_layerdrop_hides_no_omega_and_is_no_sign(monkeypatch: pytest.MonkeyPatch
         model.set_num_updates(update - 1)
         model(*reference.batch())[0].sum().backward()
         model.all_reduce_grads()
-    assert {3} < set(ran.values()) and looked_at == {
+    assert {3} < set(ran.values()) and compared == {
         update: {"encoder", "decoder"} if ran.get(update) == 3 else {"decoder"} for update in range(1, 20)
     }
     assert model.monitor.shown["encoder_omega_mean"] == pytest.approx(omega_from_depth("log", 6), rel=1e-3)
@@ -237,7 +235,9 @@ def test_a_skipped_update_is_measured_again() -> None:
     assert shown[0] == shown[1] and math.isfinite(shown[1]["encoder_beta_mean"])
 
 
-def test_command_line(corpus: Path, tmp_path: Path, run: Callable[..., Completed]) -> None:
+def test_the_values_are_in_the_log_and_on_tensorboard(
+    corpus: Path, tmp_path: Path, run: Callable[..., Completed]
+) -> None:
     """Does fairseq-train write the values of --admin-monitor to its log and to TensorBoard?"""
     arguments = [corpus, *TRAIN, "--log-format", "json", "--max-update", 4, "--no-save", "--disable-validation"]
     arguments += ["--save-dir", tmp_path, "--admin-monitor", 2, "--update-freq", 2]  # fairseq makes it anyway

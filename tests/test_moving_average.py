@@ -45,7 +45,7 @@ def assert_same(average: nn.Module, model: nn.Module, outputs_of: Callable[[nn.M
     *(("translation", it) for it in ("admin", "pre-ln", "deepnorm", "rezero", "b2t", "residual", "peri-ln", "keel")),
     *((name, scheme) for name in ("language", "masked") for scheme in ("admin", "residual")),
 ])  # fmt: skip
-def test_every_kind(name: str, scheme: str) -> None:
+def test_ema_computes_the_models_function(name: str, scheme: str) -> None:
     kind = KINDS[name]
     model, words = kind.build(admin_scheme=scheme, admin_fast="on"), kind.batch()
     logits(model, words)  # profiles ω
@@ -57,7 +57,7 @@ PRECISIONS = [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, F
 
 @pytest.mark.parametrize(("dtype", "fp32"), PRECISIONS)
 @pytest.mark.parametrize("decay", [0.5, 0.99, 0.9999])
-def test_records(dtype: torch.dtype, fp32: bool, decay: float) -> None:
+def test_ema_keeps_the_record_of_omega(dtype: torch.dtype, fp32: bool, decay: float) -> None:
     """Do the records survive averaging? In bfloat16, 125 * 0.99 + 125 * 0.01 is 124.5, not 125."""
     model = reference.build("transformer_admin_tiny")
     model(*reference.batch())
@@ -70,7 +70,7 @@ def test_records(dtype: torch.dtype, fp32: bool, decay: float) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["pre-ln", "peri-ln"])
-def test_new_layers(scheme: str) -> None:
+def test_ema_of_new_layers_computes_their_function(scheme: str) -> None:
     task = Task()
     model = new_layers.build(task, more_layers=2, more_scheme=scheme)
     model.load_state_dict(pretrained(task))

@@ -67,7 +67,7 @@ def features(model, words):
 
 
 @pytest.mark.parametrize("count", [0, 30])
-def test_mu_and_every_weight(count, task, data, caplog):
+def test_mu_and_every_weight_are_the_formulas(count, task, data, caplog):
     """mu and all weights match the plain formula in float64. mu is the largest norm over all batches."""
     model = build(task, more_layers=3, more_scheme="dt-fixup", profile_sentences=count, admin_profile_tokens=100)
     drawn = {key: tensor.double().clone() for key, tensor in model.more.state_dict().items()}
@@ -90,7 +90,7 @@ def test_mu_and_every_weight(count, task, data, caplog):
             torch.testing.assert_close(scaled[key], expected, rtol=1e-6, atol=0, msg=key)
 
 
-def test_no_norms(task):
+def test_dt_fixup_layers_have_no_norms(task):
     model = reference.scattered(build(task, more_layers=2, more_scheme="dt-fixup")).double().eval()
     words = batch(4, 9)
     words[words >= len(task.source_dictionary)] = 5
@@ -146,7 +146,7 @@ def test_every_scheme_trains_on_a_frozen_encoder_and_loads_back(scheme, task):
 
 
 @pytest.mark.parametrize("scheme", ["admin", "dt-fixup", "residual"])
-def test_fast_new_layers(scheme, task):
+def test_fast_new_layers_are_the_plain_ones(scheme, task):
     """Fast and plain layers give the same measurement and, up to float32 rounding, the same outputs and gradients."""
     words = some_words(6)
     words[2, 5:] = words[4, 3:] = 1
@@ -226,12 +226,12 @@ def test_the_encoder_learns_at_its_share(task):
         ({"admin_scheme": "deepnorm"}, "the checkpoint is of --admin-scheme post-ln"),
     ],
 )
-def test_options_that_do_not_fit(options, message, task):
+def test_options_that_do_not_fit_are_refused(options, message, task):
     with pytest.raises(AdminError, match=re.escape(message)):
         loaded(task, **options)
 
 
-def test_checkpoints_that_do_not_fit(task):
+def test_checkpoints_that_do_not_fit_are_refused(task):
     model = loaded(task, more_layers=2, more_scheme="pre-ln")
     for options in ({}, {"more_layers": 3, "more_scheme": "pre-ln"}, {"more_layers": 2, "more_scheme": "post-ln"}):
         with pytest.raises(AdminError, match="the checkpoint has 2 new layers of --more-scheme pre-ln"):

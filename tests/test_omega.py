@@ -71,5 +71,5 @@ def test_variance_of_half_is_taken_in_float():
     assert result.dtype == torch.float32 and result.item() == 90000.0
 
 
-def test_summary():
+def test_summary_by_hand():
     assert omega_summary(torch.tensor([1.0, 2.0, 6.0])) == {"min": 1.0, "mean": 3.0, "max": 6.0}

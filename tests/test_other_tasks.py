@@ -74,7 +74,7 @@ def test_a_namespace_a_dataclass_and_omegaconf_build_the_same_model(arch: type, 
     assert forms[:2] == [Namespace(**options), config(**options)], "left unchanged"
 
 
-def test_fairseqs_nested_config() -> None:
+def test_fairseqs_nested_config_builds_the_model() -> None:
     cfg = TransformerConfig.from_namespace(Namespace(**SIZES, dropout=0.3))
     for form in (cfg, OmegaConf.structured(cfg), OmegaConf.create({"encoder": {"layers": 1}, "dropout": 0.3})):
         model = TransformerAdminModel.build_model(form, task())
@@ -82,7 +82,7 @@ def test_fairseqs_nested_config() -> None:
         assert len(model.encoder.layers) == model.cfg.encoder.layers == form.encoder.layers
 
 
-def test_masked_model_under_hydra() -> None:
+def test_a_masked_model_knows_the_trainers_options_under_hydra() -> None:
     """Does the model know the trainer's options? (Otherwise a long update would look like many skipped ones.)"""
     trainer = {"optimization": {"update_freq": [128]}, "common": {"log_interval": 10}}
     model = build_model(OmegaConf.create({**trainer, "model": {"_name": "masked_lm_admin_tiny"}}).model, task())
@@ -123,13 +123,13 @@ def test_stacks_trained_before_omega_is_there() -> None:
 
 
 @pytest.mark.parametrize("options", [{"admin_init": "log"}, {"admin_scheme": "deepnorm"}])
-def test_models_that_need_no_profiling(options: dict[str, str]) -> None:
+def test_rules_without_a_profile_train_without_the_model(options: dict[str, str]) -> None:
     model, (src, lengths, _) = reference.build("transformer_admin", **reference.TINY, **options), reference.batch()
     model.encoder(src, lengths)
 
 
 @pytest.mark.parametrize("options", ["cfg", "args"])
-def test_guided_alignment(options: str) -> None:
+def test_guided_alignment_gets_attention_and_gradients(options: str) -> None:
     """With guided alignment, a model gives the last decoder layer's attention in training, for the criterion."""
     guided = SimpleNamespace(**vars(task()), **{options: TranslationConfig(load_alignments=True)})
     attentions, gradients = [], []
@@ -159,7 +159,7 @@ def check_trained(run: Completed, folder: Path) -> None:
     assert state["decoder.layers.1.final_layer_norm.omega_init"][0] > 1.1
 
 
-def test_many_languages(corpus: Path, tmp_path: Path) -> None:
+def test_many_languages_train_and_generate(corpus: Path, tmp_path: Path) -> None:
     """translation_multi_simple_epoch trains in both directions, and generates."""
     langs = "--task translation_multi_simple_epoch --lang-pairs a-b,b-a --encoder-langtok src --decoder-langtok".split()
     folder = tmp_path / "run"
@@ -169,7 +169,7 @@ def test_many_languages(corpus: Path, tmp_path: Path) -> None:
     assert len(generate(corpus, folder / "checkpoint_last.pt", *options, log=tmp_path / "log")) == 20
 
 
-def test_online_backtranslation(corpus: Path, tmp_path: Path) -> None:
+def test_online_backtranslation_trains(corpus: Path, tmp_path: Path) -> None:
     data, folder = tmp_path / "data", tmp_path / "run"
     for lang in "ab":
         (data / lang).mkdir(parents=True)
@@ -184,7 +184,7 @@ def test_online_backtranslation(corpus: Path, tmp_path: Path) -> None:
 MOE = "--task translation_moe --method hMoElp --mean-pool-gating-network --num-experts 3 --share-all-embeddings"
 
 
-def test_mixture_of_experts(corpus: Path, tmp_path: Path) -> None:
+def test_mixture_of_experts_needs_a_rule_by_depth(corpus: Path, tmp_path: Path) -> None:
     """Mixture of experts never calls the model, so a rule that profiles is refused. With another rule, it generates."""
     (tmp_path / "both").mkdir()
     plugins = "import fairseq_admin\nfrom fairseq.examples.translation_moe import translation_moe_src\n"

@@ -88,7 +88,7 @@ def needs_engine(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", [*VERBS.values(), VERBS["export"].replace("ctranslate2", "huggingface")])
-def test_a_full_disk(line: str, work: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_full_disk_leaves_no_file(line: str, work: Path, capsys: pytest.CaptureFixture) -> None:
     """A full disk is one line and leaves no file. (An export fails halfway, while the engine writes the weights.)"""
     needs_engine(line)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -127,7 +127,7 @@ def closed_pipe() -> int:
         ("omega model.pt", lambda: os.open("/dev/full", os.O_WRONLY), 2),
     ],
 )
-def test_standard_output_closed_or_full(
+def test_closed_or_full_standard_output_loses_no_work(
     line: str, stdout: Callable[[], int], status: int, work: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     """If stdout's reader is gone or its disk is full, no work is lost and no traceback is shown."""
@@ -205,7 +205,9 @@ def test_long_steps_count_to_the_end(
     assert re.search(r"\(100 %\), (\S+( \S+/s)?|\S+s/ lines), 00:00 left$", lines[-1]), lines
 
 
-def test_translating_by_hand(work: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
+def test_a_line_is_translated_as_soon_as_it_ends(
+    work: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
     """Each line is translated as soon as it ends. Standard output holds translations only."""
     keyboard, terminal = pty.openpty()
     os.write(keyboard, b"w1 w2\n\x04")

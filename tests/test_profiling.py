@@ -36,7 +36,7 @@ def tiny(**options):
     [(True, DROPOUT), (False, DROPOUT), (True, {**DROPOUT, "encoder_layerdrop": 0.9, "decoder_layerdrop": 0.9})],
     ids=["padded", "full", "layerdrop"],
 )
-def test_against_the_layers_written_out(kind, rule, padded, options):
+def test_omega_is_that_of_the_layers_written_out(kind, rule, padded, options):
     """Profiling matches the layers written out, and drops no layer."""
     model, words = kind.build(**options), kind.batch(padded=padded)
     torch.manual_seed(3)
@@ -206,7 +206,7 @@ def test_a_batch_without_tokens_is_refused(kind, side):
 
 # Rule `paper` subtracts a branch from a sum that includes it, so that branch's own omega is NaN too.
 @pytest.mark.parametrize(("rule", "number"), [("reference", 3), ("paper", 2)])
-def test_nan_at_profiling(rule, number):
+def test_nan_is_named_with_its_sublayer(rule, number):
     """A NaN weight is refused. The message names the stack and the next sub-layer."""
     model = tiny()
     with torch.no_grad():

@@ -19,7 +19,7 @@ RECORD = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-def test_survives_casts(dtype):
+def test_the_record_survives_casts(dtype):
     tensor = provenance.encode(RECORD).to(dtype)
     assert tensor.shape == (provenance.LENGTH,) and provenance.decode(tensor) == RECORD
     assert provenance.decode(torch.zeros_like(tensor)) is None  # not profiled yet

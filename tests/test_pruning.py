@@ -74,7 +74,9 @@ def test_stock_weights_are_pruned_too() -> None:
 # From the command line -----------------------------------------------------------------------------------------------
 
 
-def test_training_on(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_pruned_model_is_fine_tuned_resumed_and_folded(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     """Does a fine-tuned pruned model have its smaller depth, resume with the same command, and fold?"""
     whole, tuned = tmp_path / "whole/checkpoint_last.pt", tmp_path / "tuned/checkpoint_last.pt"
     finetune = ["--disable-validation", "--decoder-layers-to-keep", 1, "--finetune-from-model", whole, "--max-update"]

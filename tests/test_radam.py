@@ -25,12 +25,12 @@ SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.1}
 
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["fused", "plain"])
-def way(request, monkeypatch):
+def kernel(request, monkeypatch):
     """Run every test twice: with torch's fused kernel and with its RAdam."""
     monkeypatch.setattr(RAdam, "fused", request.param)
 
 
-once = pytest.mark.parametrize("way", [True], indirect=True)
+once = pytest.mark.parametrize("kernel", [True], indirect=True)
 """For tests that no kernel computes in."""
 
 
@@ -205,7 +205,7 @@ def test_only_fast_models_have_our_fp16_wrapper(monkeypatch):
     [(RAdam, torch.float32), (RAdam, torch.float16), (memory_efficient, torch.float16)],
 )
 @pytest.mark.parametrize("split", [4, 20])
-def test_state_dict_continues(split, make, dtype):
+def test_a_resumed_optimizer_goes_on_bit_for_bit(split, make, dtype):
     """Does it resume bit for bit, whatever the new optimizer's settings, and up to rounding with the other kernel?"""
     whole = parameters(dtype)
     train(whole, make(whole, **SETTINGS), range(40))
@@ -342,7 +342,7 @@ def test_loaded_state_is_where_the_parameters_are_under_memory_efficient_fp16():
 
 
 @pytest.mark.parametrize("sizes", [[(3,)], [(3,), (5,)], [(3,), (4,), (5,)]])
-def test_state_of_other_parameters(sizes):
+def test_state_of_other_parameters_is_refused(sizes):
     """Is a state refused if it has another number of parameters or, as after flattening, parameters of another size?"""
     params, others = parameters(shapes=[(3,), (4,)]), parameters(shapes=sizes)
     optimizer = RAdam(others, **SETTINGS)
@@ -354,7 +354,7 @@ def test_state_of_other_parameters(sizes):
 
 @once
 @pytest.mark.parametrize("betas", ["(0.8, 0.99)", "0.8, 0.99", (0.8, 0.99), ["0.8", "0.99"]])
-def test_options_are_the_optimizers(betas):
+def test_options_reach_the_optimizer(betas):
     config = RAdamConfig(lr=[1e-3], adam_betas=betas, adam_eps=1e-6, weight_decay=0.2)
     handle = FairseqRAdam(config, parameters())
     (group,) = handle.optimizer.param_groups

@@ -20,7 +20,7 @@ REGISTERED = "from fairseq.models import MODEL_REGISTRY; assert 'transformer_adm
         f"from fairseq_admin import cli; assert cli.main(['omega', 'none.pt']) == 2; {REGISTERED}",
     ],
 )
-def test_registered(code: str) -> None:
+def test_the_plugin_is_registered(code: str) -> None:
     python(code)
 
 
@@ -35,7 +35,7 @@ def test_importing_needs_no_fairseq_and_changes_nothing(module: str) -> None:
     python(f"{code}assert sys.meta_path == finders and sys.excepthook is sys.__excepthook__")
 
 
-def test_pytorch_half_without_fairseq() -> None:
+def test_the_pytorch_half_needs_no_fairseq() -> None:
     python(
         f"{ABSENT}; from fairseq_admin import attach, diagnose, fold; assert 'fairseq_admin.plugin' not in sys.modules"
     )

@@ -150,7 +150,7 @@ def test_every_part_is_shown_or_says_how_to_make_it(section: str, text: str, pag
     assert text in page.text[section]
 
 
-def test_figures_show_every_run_under_its_name(page: Page) -> None:
+def test_every_run_can_be_switched_off_by_its_id(page: Page) -> None:
     """Each switch at the top hides one run's lines, by id."""
     assert [page.source.count(f'<g id="run-{number}">') for number in (0, 1)] == [2, 2]
     assert [page.source.count(f'id="show-{number}"') for number in (0, 1)] == [1, 1]
@@ -210,7 +210,9 @@ def test_a_run_looks_alike_in_both_panels(folders: list[Path]) -> None:
     assert colours[0] == colours[1] and len(set(colours[0])) == 2
 
 
-def test_a_folder_without_a_log(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_folder_without_a_log_is_shown_without_curves(
+    folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     """Without a log, the page shows the rest and stderr says so. Without log and checkpoint, there is no report."""
     bare = tmp_path / "a run"
     bare.mkdir()

@@ -26,7 +26,7 @@ TRANSLATION = KINDS["translation"]
 IN_EVERY_KIND = [
     pytest.param(kind, scheme, id=f"{name}-{scheme}") for name, kind in KINDS.items() for scheme in MECHANISMS
 ]
-IN_ALL = [
+EVERY_SCHEME = [
     pytest.param(TRANSLATION, scheme, id=scheme) for scheme in MODEL_SCHEMES if scheme not in MECHANISMS
 ] + IN_EVERY_KIND
 
@@ -70,8 +70,8 @@ def sublayers(scheme: str, sides: set[str]) -> dict[str, reference.Sublayer]:
     return {side: {"encoder": encoder, "decoder": decoder}[side] for side in sides}
 
 
-@pytest.mark.parametrize(("kind", "scheme"), IN_ALL)
-def test_the_layers_written_out(kind, scheme):
+@pytest.mark.parametrize(("kind", "scheme"), EVERY_SCHEME)
+def test_logits_and_gradients_are_those_of_the_layers_written_out(kind, scheme):
     """Logits and all gradients match the layers written out, on padded sentences, in double precision."""
     options = {"admin_init": "log"} if scheme == "admin" else {}
     model = reference.scattered(kind.build(admin_scheme=scheme, **STILL, **options).double())
@@ -281,7 +281,7 @@ def test_fixup_with_embeddings_of_another_kind():
 
 @pytest.mark.parametrize(("kind", "scheme"), IN_EVERY_KIND)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(kind, scheme, dtype):
+def test_half_precision_is_float32_up_to_rounding(kind, scheme, dtype):
     """Half precision and autocast match float32, and under autocast every branch has autocast's type."""
     model = reference.scattered(kind.build(admin_scheme=scheme, **STILL))
     words = kind.batch()
@@ -386,6 +386,6 @@ def test_scale_is_loaded_with_the_weights():
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
 )
-def test_refusals(name, options, message):
+def test_options_that_do_not_go_together_are_refused(name, options, message):
     with pytest.raises(AdminError, match=message):
         KINDS[name].build(**options)

@@ -40,7 +40,7 @@ def shapes_of(pairs: ShapedPairs, batches: list[np.ndarray]) -> list[tuple[int, 
 
 @pytest.mark.parametrize("tokens", [4096, 8192])
 @pytest.mark.parametrize("text", ["iwslt14", "multi30k"])
-def test_shapes_of_real_texts(text: str, tokens: int) -> None:
+def test_real_texts_have_few_shapes_and_little_padding(text: str, tokens: int) -> None:
     """Do K lengths give about K shapes, in fewer batches than fairseq makes, of at most 5 % more tokens?
 
     A shape is computed when it comes first. So 4 of 5 steps are replayed in the first epoch, and later all of them.
@@ -66,7 +66,7 @@ def random_lengths(ratio: float, number: int) -> np.ndarray:
 
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 1, 2])
 @pytest.mark.parametrize("number", [5, 100, 20000])
-def test_batches_of_any_text(ratio: float, number: int) -> None:
+def test_every_pair_is_in_one_batch_within_the_limits(ratio: float, number: int) -> None:
     """Is every pair in one batch that keeps fairseq's limits? fairseq drops up to seven pairs, which fill no batch."""
     pairs = dataset(ShapedPairs, random_lengths(ratio, number))
     batches = batches_of(pairs, 2000)
@@ -109,7 +109,7 @@ def test_padding_changes_only_rounding() -> None:
     torch.testing.assert_close(shaped[1:], stock[1:], rtol=1e-6, atol=1e-9)
 
 
-def test_without_pairs() -> None:
+def test_empty_batches_are_fairseqs() -> None:
     """Are empty batches, which fairseq gives some processes, and texts too short for a batch fairseq's?"""
     assert dataset(ShapedPairs, np.array([[3, 4]])).collater([]) == {}
     assert batches_of(dataset(ShapedPairs, np.array([[3, 4]])), 100) == []

@@ -36,7 +36,9 @@ def unfolded(corpus: Path, trained: Path) -> dict[int, tuple[str, float]]:
     ("command", "options"),
     [("generate", ["--gen-subset", "test"]), ("interactive", ["--buffer-size", 20, "--max-tokens", 1000])],
 )
-def test_translations(command, options, corpus, trained, unfolded, without_plugin, tmp_path):
+def test_stock_fairseq_translates_as_the_unfolded_model(
+    command, options, corpus, trained, unfolded, without_plugin, tmp_path
+):
     sources = (corpus.parent / "test.a").read_text()
     arguments = [corpus, "--path", trained / "folded.pt", *options, *SEARCH]
     line = [sys.executable, "-m", f"fairseq_cli.{command}", *map(str, arguments)]
@@ -47,7 +49,7 @@ def test_translations(command, options, corpus, trained, unfolded, without_plugi
     assert len(expected) == 20 and hypotheses(result.stdout) == expected
 
 
-def test_fine_tuning_stock(corpus: Path, trained: Path, tmp_path: Path) -> None:
+def test_stock_fairseq_trains_the_folded_model_on(corpus: Path, trained: Path, tmp_path: Path) -> None:
     """Stock fairseq-train continues from the folded weights: its first loss is near the last, not the initial, loss."""
     sizes = [f"--{name.replace('_', '-')}={size}" for name, size in TINY.items()]
     options = [option for option in TRAIN if option not in ("--user-dir", "fairseq_admin")]

@@ -153,12 +153,14 @@ def test_the_hypotheses_are_those_of_fairseq_generate(
     assert len({text for _, _, text in raw}) > 12, "the model says always the same: nothing was compared"
 
 
-@pytest.mark.parametrize(("noted", "left"), [(True, True), (False, False), ("False", False), (None, True)])
-def test_sources_are_padded_as_in_training(noted: object, left: bool, admin: Path, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("recorded", "left"), [(True, True), (False, False), ("False", False), (None, True)])
+def test_sources_are_padded_as_in_training(
+    recorded: object, left: bool, admin: Path, data: Path, tmp_path: Path
+) -> None:
     """Are sources padded on the side of --left-pad-source? Older fairseq stores it as text."""
     state = files.read(admin)
-    state["cfg"]["task"]["left_pad_source"] = noted
-    if noted is None:
+    state["cfg"]["task"]["left_pad_source"] = recorded
+    if recorded is None:
         del state["cfg"]["task"]["left_pad_source"]
     Checkpoint(state).write(tmp_path / "model.pt")
     pipeline = Pipeline.load(tmp_path / "model.pt", Assets(tmp_path / "model.pt", data), device="cpu")
@@ -370,7 +372,7 @@ def test_a_line_is_split_where_it_hurts_least(units: str, pieces: list[str]) -> 
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 2000])
-def test_format_of_the_output(
+def test_hypotheses_are_numbered_by_line(
     chunk: int, shouter: Pipeline, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Are hypotheses numbered by line, at any chunk size, without a progress bar if there is no terminal?"""

@@ -87,7 +87,7 @@ installed = pytest.mark.nightly
         pytest.param("editable", "fairseq_admin", "COPY", INSTALLED, marks=installed),
     ],
 )
-def test_user_dir(
+def test_omega_is_of_the_plugin_that_user_dir_names(
     name: str, user_dir: str, cwd: str | Path, version: str, corpus: Path, tmp_path: Path, pythons: Callable
 ) -> None:
     """After one update, does ω come from the intended plugin?"""
