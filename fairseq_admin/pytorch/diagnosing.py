@@ -129,10 +129,10 @@ class Trainer:
         model = copy.deepcopy(source, {id(x): x.detach() for x in kept}).train()
         for number, weight in enumerate(model.parameters() if repetition or change == "redrawn" else ()):
             if weight.requires_grad and weight.dim():
-                axis, seed = min(1, weight.dim() - 1), number if change == "redrawn" else weight.numel()
-                seeded = torch.Generator().manual_seed(2 * seed + repetition)
-                order = torch.randperm(weight.shape[axis], generator=seeded)
-                weight.data.copy_(weight.data.index_select(axis, order.to(weight.device)))
+                seed = 2 * (number if change == "redrawn" else weight.numel()) + repetition
+                axis, seeded = min(1, weight.dim() - 1), torch.Generator().manual_seed(seed)
+                order = torch.randperm(weight.shape[axis], generator=seeded).to(weight.device)
+                weight.data.copy_(weight.data.index_select(axis, order))
         return model
 
     def blind(self) -> nn.Module:
@@ -203,7 +203,7 @@ def look(trainer: Trainer, rate: float) -> tuple[list[str], dict[str, str], floa
         seen.append(f"Two steps at {rate:g} change {worst} by {changes[worst]:.0%}: take a rate of {calm:.1g} or less.")
     dead = [name for name, w in model.named_parameters() if w.requires_grad and (w.grad is None or not w.grad.any())]
     owners = {name.rpartition(".")[0] for name in dead}
-    causes = dict.fromkeys(dead if owners & {*record.norms} else (), "gets no gradient")  # a pooler may be idle
+    causes = dict.fromkeys(dead, "gets no gradient") if owners & {*record.norms} else {}  # a pooler may be idle
     for path, x in tree_flatten_with_path(trainer.first)[0]:
         # A mask has two numbers.
         if floating(x) and len(x.unique()) > 2 and not UNIT[0] < (size := x.abs().mean().item()) < UNIT[1]:
@@ -248,8 +248,8 @@ def diagnose(
         steps: number of steps of the run that you plan. All trials together take at most a tenth of them.
 
     Returns:
-        The trials (rule, warm-up in steps, rate, steps, loss, status), the loss of the plateau, and `advice` in one
-        sentence. `print` shows them as one table. Losses have the unit of `loss`.
+        The trials (change, rule, rate, warm-up in steps, steps, loss, gain, status), the loss of the plateau, what else
+        was seen, and `advice`. `print` shows them as one table. Losses and gains have the unit of `loss`.
 
     Raises:
         AdminError: too few steps for so many rates; what `attach` refuses even with unfoldable="keep" (Pre-LN, a
@@ -273,8 +273,7 @@ def diagnose(
         cost = f"at most {most} steps, {most / steps:.0%} of {steps}, {minutes:.1f} minutes"
         shown.write(f"diagnose: {cost}; {3 * length * seconds / 60:.1f} if it learns as it is", sys.stderr)
         losses = trainer.train(trainer.blind(), max(rates), 0, length)
-        plateau = mean(losses)
-        if plateau == math.inf:
+        if (plateau := mean(losses)) == math.inf:
             raise AdminError(f"at {max(rates):g} even a copy that reads nothing diverges; give lower rates.")
         leaves = max(LEAVES * plateau, NOISES * pstdev(losses))
 
@@ -285,6 +284,8 @@ def diagnose(
             gain = min(plateau - loss, trainer.worth(model) if plateau - loss > STAYS * leaves else math.inf)
             trial.steps, trial.loss, trial.gain = length, max(trial.loss, loss), min(trial.gain, gain)
             trial.status = "fails" if loss == math.inf or gain < STAYS * leaves and not repetition else "undecided"
+            if gain < STAYS * leaves < plateau - loss:
+                seen.append(f"{trial.change} at {trial.rate:g}: with another row's source, the loss is the same.")
             return trial.gain > leaves
 
         first, best, smaller = [trials[0], *[trial for trial in trials if trial.rule == "linear"][:2]], None, trials
@@ -293,13 +294,12 @@ def diagnose(
                 if leaves_it(trial) and leaves_it(trial, repetition=True):
                     trial.status, best, smaller = "learns", trial, trials[: trials.index(trial)]
                 shown.write(str(trial), file=sys.stderr)
-        trials = [trial for trial in trials if trial.steps]
-        nearest = max(trials, key=lambda trial: trial.gain)
+        nearest = max(trials := [trial for trial in trials if trial.steps], key=lambda trial: trial.gain)
         if not best and not causes:
-            trainer.batches, models = [trainer.first], (trainer.blind(), trainer.copy(nearest.change))
+            trainer.batches, models = [trainer.first], (trainer.blind(), trainer.copy(RULES[0]))
             alone, learned = (mean(trainer.train(model, nearest.rate, length // 4, length)) for model in models)
             if not alone - learned > leaves:
-                causes["A single batch"] = "is not learned either: check the data, the loss and the model"
+                causes["A single batch"] = f"is not learned in {length} steps: check the data, the loss and the model"
     if best is trials[0]:
         advice = "It learns as it is."
     elif best:
@@ -314,4 +314,4 @@ def diagnose(
         more, what = (1.5 * leaves / nearest.gain, begins) if nearest.gain > STAYS * leaves else (2, "No omega helped")
         cost = f"steps={math.ceil(more * steps)}: {more * length:.0f} a trial, {more * minutes:.1f} minutes"
         advice = f"{what} in {length} steps. Take Pre-LN or a lower rate, or diagnose with {cost}."
-    return Diagnosis(trials, plateau, [*seen, *(f"{name} {why}." for name, why in causes.items())], advice)
+    return Diagnosis(trials, plateau, [*seen, *(f"{line}." for line in grouped(causes).split("; ") if line)], advice)
