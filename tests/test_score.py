@@ -135,16 +135,20 @@ def test_the_table_sets_means_beside_the_papers_numbers():
         row("iwslt14", "admin", 10, "35.00"),
         row("iwslt14", "admin", 9, "36.00", commit="def"),
         row("iwslt14", "admin", 1, "3.00", preset="small"),
+        row("iwslt14", "admin", 1, "34.00", options="lr5e-4"),
+        row("iwslt14", "admin", 1, "33.00", rule="constant"),
     ]
     rows = results_table.lines(measured, papers)
     assert [(r["recipe"], r["preset"]) for r in rows] == [
-        ("iwslt14", "paper"), ("iwslt14", "small"), ("wmt14-ende-18l", ""), ("demo", "cpu")
+        *[("iwslt14", "paper"), ("iwslt14", "small")], *[("iwslt14", "paper")] * 2,
+        *[("wmt14-ende-18l", ""), ("demo", "cpu")],
     ]  # fmt: skip
-    mean, small, missing, _ = rows
+    mean, *others, missing, _ = rows
     # The standard deviation of 35 and 36 is 1/sqrt(2).
     assert (mean["tokenised BLEU"], mean["paper"], mean["seeds"]) == ("35.50 ± 0.71", "35.67 ± 0.15", "9, 10")
     assert (mean["sacreBLEU"], mean["compound BLEU"], mean["commit"]) == ("30.00 ± 0.00", "", "abc, def")
-    assert (small["tokenised BLEU"], small["paper"]) == ("3.00", "")
+    # A small run, a changed one and one by another rule are no attempts at the paper's number.
+    assert [(row["tokenised BLEU"], row["paper"]) for row in others] == [("3.00", ""), ("34.00", ""), ("33.00", "")]
     assert (missing["tokenised BLEU"], missing["paper"]) == ("", "failed")
 
 
