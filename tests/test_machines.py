@@ -158,7 +158,11 @@ def test_out_of_memory_names_the_batch_to_give():
     """After out-of-memory messages, a smaller batch is suggested once, however often fairseq repeats the messages."""
     line = "2026-01-01 00:00:00 | WARNING | fairseq.trainer | OOM: Ran out of memory with exception: CUDA."
     said = "Out of memory: stop this, and give ARGS='--max-tokens 4096'; an update holds as many tokens as before."
-    assert [text for text in progress([line, line], smaller_batch=4096) if "--max-tokens" in text] == [said]
+    machine = Run(read("wmt14-ende-18l", {"GPUS": "4"})).machine
+    shown = progress([line, line], smaller_batch=machine.smaller_batch)
+    assert [text for text in shown if "--max-tokens" in text] == [said]
+    smaller = Run(read("wmt14-ende-18l", {"GPUS": "4", "ARGS": "--max-tokens 4096"})).machine
+    assert (machine.max_tokens, smaller.max_tokens, smaller.tokens) == (8192, 4096, machine.tokens)
 
 
 # -- devices, precision, the environment ------------------------------------------------------------------------------
