@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import language
-import masked
 import reference
 import torch
 from reference import PAD
@@ -60,8 +59,8 @@ KINDS = {
     ),
     "masked": Kind(
         "masked",
-        masked.build,
-        partial(masked.build, "roberta"),
+        language.build_masked,
+        partial(language.build_masked, "roberta"),
         lambda **options: {"encoder": language.batch(**options)},
         {"post-ln": (), "pre-ln": ENCODER, "post-ln-pre-ln": ()},
     ),

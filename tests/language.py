@@ -1,4 +1,4 @@
-"""Small language models for the tests, stock and ours."""
+"""Small language models for the tests, masked or not, stock and ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from conftest import preprocess
-from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from reference import PAD, dictionary
 from torch import Tensor, nn
@@ -32,6 +32,18 @@ SIZES = {
 }
 
 
+MASKED = {
+    "encoder_layers": LAYERS,
+    "encoder_embed_dim": WIDTH,
+    "encoder_ffn_embed_dim": FFN,
+    "encoder_attention_heads": 4,
+    "max_positions": 64,
+    "quant_noise_pq": 0.0,
+    "checkpoint_activations": False,
+}
+"""The sizes of a masked language model."""
+
+
 def options(arch: str, **changed: Any) -> dict[str, Any]:
     """All options of a stock `transformer_lm`, or of a `transformer_lm_admin` with plain layers, of these sizes."""
     defaults = {field.name: field.default for field in fields(TransformerLanguageModelConfig)}
@@ -45,6 +57,15 @@ def build(arch: str = "transformer_lm_admin", seed: int = 1, **changed: Any) -> 
     torch.manual_seed(seed)
     task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
     return ARCH_MODEL_REGISTRY[arch].build_model(Namespace(**options(arch, **changed)), task).train()
+
+
+def build_masked(arch: str = "masked_lm_admin", seed: int = 1, **changed: Any) -> nn.Module:
+    """A fresh `roberta` or `masked_lm_admin` with plain layers, in training mode. The vocabulary has 104 entries."""
+    args = Namespace(**{"admin_fast": "off", **MASKED, **changed})
+    ARCH_CONFIG_REGISTRY[arch](args)
+    torch.manual_seed(seed)
+    task = SimpleNamespace(source_dictionary=dictionary(WORDS), max_positions=lambda: 64)
+    return ARCH_MODEL_REGISTRY[arch].build_model(args, task).train()
 
 
 def batch(sentences: int = 8, longest: int = 11, padded: bool = True, seed: int = 1) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from conftest import run_module
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
-from masked import SIZES
+from language import MASKED
 from reference import dictionary
 from torch import nn
 
@@ -60,7 +60,7 @@ class Task:
 
 def build(task: Any, arch: str = "deeper_admin", seed: int = 1, **changed: Any) -> nn.Module:
     """A fresh `deeper_admin` or stock `roberta` in training mode, with three plain layers and a head."""
-    args = Namespace(**{"admin_fast": "off", "admin_scheme": "post-ln", **SIZES, **changed})
+    args = Namespace(**{"admin_fast": "off", "admin_scheme": "post-ln", **MASKED, **changed})
     ARCH_CONFIG_REGISTRY[arch](args)
     torch.manual_seed(seed)
     model = ARCH_MODEL_REGISTRY[arch].build_model(args, task)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import reference
 import torch
-from conftest import TRAIN
 from fairseq.trainer import Trainer
 from post_ln import QUIET, build, output
 from recorded import recording_without_gpu
@@ -249,29 +248,15 @@ def test_attached_on_cuda(name: str) -> None:
 LEARNS = "--optimizer sgd --lr 0.05 --dropout 0 --attention-dropout 0 --max-tokens 150 --max-update 3".split()
 
 
-def assert_two_are_one(corpus: Path, folder: Path, two: Path, options: list[str]) -> None:
-    """After three steps, do two devices have the same weights as one device with twice the batches per update?"""
-    one = folder / "one"
-    train(corpus, one, *QUICK, *LEARNS, "--distributed-world-size", 1, "--update-freq", 2, options=options)
-    weights, expected = (last(place)["model"] for place in (two, one))
+@pytest.mark.slow
+def test_two_processes_have_the_gradients_of_one(corpus: Path, tmp_path: Path) -> None:
+    """After three steps, two processes over gloo have the weights of one with twice the batches per update."""
+    two_processes(corpus, [tmp_path / "two", tmp_path / "other"], *LEARNS)
+    train(corpus, tmp_path / "one", *QUICK, *LEARNS, "--update-freq", 2)
+    weights, expected = (last(tmp_path / name)["model"] for name in ("two", "one"))
     for name, weight in expected.items():
         if not name.endswith(provenance.KEY):  # it counts the first device's own tokens
             torch.testing.assert_close(weights[name], weight, rtol=1e-4, atol=1e-5, msg=name)
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_gpus_have_the_gradients_of_one(corpus: Path, tmp_path: Path) -> None:
-    options = [option for option in TRAIN if option != "--cpu"]
-    train(corpus, tmp_path / "two", *QUICK, *LEARNS, "--distributed-world-size", 2, options=options)
-    assert_two_are_one(corpus, tmp_path, tmp_path / "two", options)
-
-
-@pytest.mark.slow
-def test_two_processes_have_the_gradients_of_one(corpus: Path, tmp_path: Path) -> None:
-    """Do two processes over gloo have the same gradients as one process?"""
-    two_processes(corpus, [tmp_path / "two", tmp_path / "other"], *LEARNS)
-    assert_two_are_one(corpus, tmp_path, tmp_path / "two", TRAIN)
 
 
 TESTS_OF_KERNELS = [

@@ -5,14 +5,8 @@ test_schemes.py and test_profiling.py test their common features with the transl
 
 from __future__ import annotations
 
-import copy
-from argparse import Namespace
-from types import SimpleNamespace
-
 import language
-import masked
 import pytest
-import reference
 import torch
 from fairseq.models.roberta import RobertaEncoder
 from fairseq.models.transformer import TransformerDecoder
@@ -32,7 +26,7 @@ def older(state):
     for key, tensor in state.items():
         key = key.replace("layernorm_embedding", "emb_layer_norm")
         renamed["decoder" + key[len("encoder") :] if key.startswith("encoder") else key] = tensor
-    for layer in range(masked.LAYERS):
+    for layer in range(language.LAYERS):
         attention = f"decoder.sentence_encoder.layers.{layer}.self_attn."
         for kind in ("weight", "bias"):
             parts = [renamed.pop(f"{attention}{name}_proj.{kind}") for name in "qkv"]
@@ -60,7 +54,7 @@ def test_another_depth_is_refused(name, side):
 
 def test_a_classification_head_is_trained_and_loaded():
     """The head that fine-tuning adds to RoBERTa trains on a loaded model, is saved, and loads again."""
-    model, other = masked.build(), masked.build(seed=2)
+    model, other = language.build_masked(), language.build_masked(seed=2)
     model(language.batch())
     for each in (model, other):
         each.register_classification_head("mood", num_classes=3)
@@ -86,12 +80,3 @@ def test_open_widths_follow_the_embedding():
     """Unset widths follow the embedding. fairseq's default of 512 would add projections around a narrower decoder."""
     model = language.build(decoder_input_dim=None, decoder_output_dim=None, **STILL)
     assert model.decoder.project_in_dim is None and model.decoder.output_projection.in_features == language.WIDTH
-
-
-def test_the_options_given_stay_as_they_were():
-    """Building a model does not change its options. A checkpoint saves them, and must load again."""
-    args = Namespace(**language.options("transformer_lm_admin", admin_scheme="pre-ln"))
-    expected, words = copy.deepcopy(vars(args)), reference.dictionary(10)
-    task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
-    model = type(language.build()).build_model(args, task)
-    assert vars(args) == expected and model.decoder.layer_norm is not None

@@ -13,7 +13,6 @@ from typing import Any
 import conftest
 import language
 import pytest
-from conftest import LANGUAGE_MODELING, hydra_train
 from kinds import assert_equal
 
 from fairseq_admin import cli
@@ -155,13 +154,3 @@ def test_other_schemes_train_and_fold_or_are_refused(scheme: str, words: Path, t
     state = files.read(tmp_path / "f.pt")
     assert state["args"]["arch"] == "transformer_lm" and not [name for name in state["args"] if "admin" in name]
     assert not [key for key in state["model"] if re.search("omega|scale|admin", key)]
-
-
-def test_hydra_trains_as_fairseq_train(words: Path, tmp_path: Path) -> None:
-    """Does fairseq-hydra-train do the same as fairseq-train with the preset of these sizes?"""
-    train(words, tmp_path / "plain", "--disable-validation", "--max-update", 10)
-    sizes = "decoder_layers: 2, decoder_embed_dim: 64, decoder_ffn_embed_dim: 128, decoder_attention_heads: 4"
-    model = f"_name: transformer_lm_admin, {sizes}, share_decoder_input_output_embed: true"
-    hydra = hydra_train(words, tmp_path / "hydra", model, **LANGUAGE_MODELING)
-    assert hydra.status == 0 and hydra.output.count("profiled by rule reference") == 1, hydra.output[-4000:]
-    assert_equal(last(tmp_path / "hydra"), last(tmp_path / "plain"))

@@ -1,4 +1,4 @@
-"""The formulas of omega.py against numbers worked by hand and against plain loops."""
+"""The formulas of omega.py against numbers worked by hand. test_profiling.py measures omega against plain loops."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fairseq_admin.core.omega import omega_from_depth
-from fairseq_admin.method.profile_rules import next_omega, omega_from_variances, variance
+from fairseq_admin.method.profile_rules import variance
 from fairseq_admin.method.state_dict import omega_summary
 
 
@@ -30,28 +30,8 @@ def test_rules_by_depth(rule, sublayers, omega):
     assert omega_from_depth(rule, sublayers) == pytest.approx(omega, abs=5e-7)
 
 
-def test_reference_recurrence_by_hand():
-    # ω_1 = 1. Input variance 1.5, branch 0.75: ω_2² = 1 · 1.5 + 0.75 = 2.25, ω_2 = 1.5.
-    # Next, the shortcut is a norm's output of variance 1 and the branch has 1.75: ω_3² = 2.25 · 1 + 1.75 = 4.
-    omega_2 = next_omega(torch.tensor(1.0), torch.tensor(1.5), torch.tensor(0.75))
-    omega_3 = next_omega(omega_2, torch.tensor(1.0), torch.tensor(1.75))
-    assert omega_2.item() == 1.5 and omega_3.item() == 2.0
-
-
-def test_paper_sum_by_hand():
-    # Var[x_0] = 2, branches 0.25, 1.75, 9: ω² = (1), 2 + 0.25 = 2.25, 2.25 + 1.75 = 4; the last branch is not used.
-    omega = omega_from_variances(torch.tensor([0.25, 1.75, 9.0]), torch.tensor(2.0))
-    assert omega.tolist() == [1.0, 1.5, 2.0]
-
-
 def positions(real):
     return real.flatten().nonzero().squeeze(1)
-
-
-def test_variance_by_hand():
-    # Real entries 1, 3, 5, 7: mean 4, squares 9 + 1 + 1 + 9 = 20, over 4 = 5 (over 3 it would be 6.67).
-    x = torch.tensor([[[1.0, 3.0]], [[100.0, -100.0]], [[5.0, 7.0]]])
-    assert variance(x, positions(torch.tensor([[True], [False], [True]]))).item() == 5.0
 
 
 @pytest.mark.parametrize("filler", [0.0, 1e30, math.nan])

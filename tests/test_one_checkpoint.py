@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 
 import language
-import masked
 import pytest
 import reference
 import torch
@@ -32,7 +31,7 @@ def language_model(arch, **options):
 
 def masked_language_model(arch, **options):
     ours = {**ADMIN, "admin_init": "reference"} if arch == "masked_lm_admin" else {}
-    return masked.build(arch, **options), {**masked.SIZES, **ours, **options}
+    return language.build_masked(arch, **options), {**language.MASKED, **ours, **options}
 
 
 KINDS = [
