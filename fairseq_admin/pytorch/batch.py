@@ -52,18 +52,22 @@ def by_name(model: nn.Module, batch: Any) -> dict[str, Any]:
     return {**dict(zip(names, args)), **kwargs}
 
 
-def forward_batch(model: nn.Module, batch: Any, loss: Callable[[nn.Module, Any], Tensor]) -> Any:
-    """The arguments that a loss gives to a model's forward for a batch of the training.
+def forward_call(model: nn.Module, batch: Any, loss: Callable[[nn.Module, Any], Tensor]) -> tuple[tuple, dict]:
+    """The positional and the keyword arguments that a loss gives to a model's forward for a batch of the training.
 
     Raises:
         AdminError: the loss does not call the model.
     """
-    calls: list[Any] = []
+    calls: list[tuple[tuple, dict]] = []
     hook = model.register_forward_pre_hook(lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True)
     with undisturbed(model):
         loss(model, batch)
     hook.remove()
     if not calls:
         raise AdminError("loss(model, batch) did not call the model that it was given; expected model(...) in it.")
-    args, kwargs = calls[0]
+    return calls[0]
+
+
+def as_batch(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The arguments of a call as one batch."""
     return {**by_name(model, args), **kwargs} if kwargs else args

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ..errors import AdminError
 from .attaching import attach, attached
-from .batch import call, forward_batch
+from .batch import as_batch, call, forward_call
 from .trace import tensors
 
 SATURATES = 0.5
@@ -134,7 +134,7 @@ def coordinate_check(
             with torch.random.fork_rng(), torch.enable_grad():
                 torch.manual_seed(seed)
                 model = build(depth).train()
-                batch = forward_batch(model, batches[0], loss)
+                batch = as_batch(model, *forward_call(model, batches[0], loss))
                 attach(model, batch, omega=rule, unfoldable="keep")
                 before = output_of(model, batch)
                 updates = optimizer(model.parameters(), lr=rate)

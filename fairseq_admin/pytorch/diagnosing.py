@@ -1,10 +1,10 @@
 """Short trials find the smallest change with which a new model learns: none, a warm-up, Admin, or another rate.
 
 The plateau is the loss of a *blind* copy, in which every norm of a stack reads a constant: it learns how often each
-target occurs, and nothing else. A trial's *gain* is its distance below the plateau. In a model of several stacks, as an
-encoder and a decoder, each of them has to matter: the gain is at most what the loss rises by when another row takes the
-place of what a stack writes. What looks like learning may be chance, so it has to be seen again from other initial
-weights, on other batches. The result says which settings leave the plateau, not which one ends best.
+target occurs, and nothing else. A trial's *gain* is its distance below the plateau; but a decoder has to read its
+source, so it is at most what the loss rises by with the source of another row. What looks like learning may be chance,
+so it has to be seen again from other initial weights, on other batches. The result says which settings leave the
+plateau, not which one ends best.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 
 from ..core.undisturbed import undisturbed
 from ..errors import AdminError
 from .attaching import attach, attached, unfoldable
-from .batch import forward_batch
+from .batch import as_batch, forward_call
 from .branches import Search, grouped, stacks_of
 from .sums import is_norm, origin
-from .trace import Graph, floating, tensors
+from .trace import Graph, floating, leaf_of, tensors, with_leaf
 
 RULES = ("linear", "constant")
 CHANGES = {"as it is": "", "warm-up": "", "redrawn": "each layer drawn by itself, "}
@@ -96,10 +96,10 @@ def constant(x: Any) -> Any:
     return torch.zeros_like(x) if isinstance(x, Tensor) and x.dtype != torch.bool else x
 
 
-def other_row(x: Any) -> Any:
+def other_row(x: Tensor) -> Tensor:
     """Each row's numbers from another row, one place further: either rows or places come first."""
-    axes = (0, 1)[: x.dim() - 1] if floating(x) else ()
-    return x.roll((1,) * len(axes), axes) if axes and min(x.shape[: len(axes)]) > 1 else -x if axes else x
+    axes = (0, 1)[: x.dim() - x.is_floating_point()]
+    return x.roll((1,) * len(axes), axes)
 
 
 class Trainer:
@@ -111,7 +111,8 @@ class Trainer:
         self.optimizer = optimizer
         with undisturbed(model):  # a DataLoader draws a random number
             self.first = next(iter(batches))
-        self.batch = forward_batch(self.copy(), self.first, loss)
+        self.call = forward_call(self.copy(), self.first, loss)
+        self.batch = as_batch(model, *self.call)
         """The arguments that the loss gives to the model's forward for the first batch."""
         self.models |= {rule: attach(self.copy(), self.batch, omega=rule, unfoldable="keep") for rule in RULES}
         self.record = attached(self.models[RULES[0]])[1]
@@ -162,26 +163,28 @@ class Trainer:
         return losses[-max(1, steps // 4) :] if math.isfinite(sum(losses)) else [math.inf]
 
     def worth(self, model: nn.Module) -> float:
-        """By how much the loss rises if another row takes the place of one's own in a stack; of all stacks the least.
+        """By how much the loss rises with the source of another row. Of all sources the least, infinity without one.
 
-        It takes the place of what the stack's first norm writes, or its last: the larger rise counts. A decoder may
-        need nothing from the words before, and may read every layer of the encoder. Infinity if there is one stack.
+        A source is an input that the first norm of the last stack does not read, as that of a decoder, which reads the
+        words before. (It need not read those.) A mask, with its two numbers, is no source.
         """
-        losses: dict[str, float] = {}
-        for name in ["", *(stack[end].name for stack in self.stacks for end in (0, -1))] if self.stacks[1:] else ():
-            hide = lambda _, inputs, output, name=name: tree_map(other_row, output) if name else None  # noqa: E731
+        data = [(place, x) for place, x in enumerate(tree_leaves(self.call)) if isinstance(x, Tensor) and x.dim() > 1]
+        places = [place for place, x in data if len(x.unique()) > 2 and min(x.shape[:2]) > 1]
+        losses, wrote, norm = [], list[Any](), model.get_submodule(self.stacks[-1][0].name)
+        for place in (-1, *places):
+            swap = lambda _, *x, at=place: x if at < 0 else with_leaf(x, at, other_row(leaf_of(x, at)))  # noqa: E731
             with undisturbed(model) as undo:  # and the same dropout each time
-                undo.callback(model.get_submodule(name).register_forward_hook(hide).remove)
-                losses[name] = mean(self.loss(model, batch).item() for batch in islice(self.batches, 4))
-        rises = [max(losses[stack[end].name] for end in (0, -1)) - losses[""] for stack in self.stacks if losses]
-        return min(rises, default=math.inf)
+                undo.callback(model.register_forward_pre_hook(swap, with_kwargs=True).remove)
+                undo.callback(norm.register_forward_hook(lambda *call: wrote.append(tensors(call[-1])[0])).remove)
+                losses.append(mean(self.loss(model, batch).item() for batch in islice(self.batches, 4)))
+        same = [torch.equal(wrote[0], other) for other in wrote[:: len(wrote) // len(losses)]]
+        return min((loss - losses[0] for loss, unread in zip(losses[1:], same[1:]) if unread), default=math.inf)
 
 
 def copies(model: nn.Module) -> list[str]:
     """The names of two matrices that have the same entries, but for their order; [] if there are none."""
     norms = {name: (w.shape, w.norm().item()) for name, w in model.named_parameters() if w.dim() > 1 and w.any()}
-    alike = [name for name, norm in norms.items() if list(norms.values()).count(norm) > 1]
-    return sorted(alike, key=lambda name: str(norms[name]))[:2]
+    return sorted((n for n in norms if list(norms.values()).count(norms[n]) > 1), key=lambda n: str(norms[n]))[:2]
 
 
 def look(trainer: Trainer, rate: float) -> tuple[list[str], dict[str, str], float, float]:
@@ -192,8 +195,7 @@ def look(trainer: Trainer, rate: float) -> tuple[list[str], dict[str, str], floa
     """
     model, record = trainer.copy(), trainer.record
     seen = [f"Admin is off: {grouped(record.off)}."] if record.off else []
-    if names := copies(model):
-        seen.append(f"Layers start as copies ({names[0]}, {names[1]}, …): draw each, as nn.Transformer does.")
+    seen += [f"Layers start as copies ({', '.join(names)}, …)."] if (names := copies(model)) else []
     before = {name: w.detach().clone() for name, w in model.named_parameters() if w.dim() > 1 and w.any()}
     trainer.train(model, rate, 0, 2)
     changes = {name: ((model.get_parameter(name) - w).norm() / w.norm()).item() for name, w in before.items()}
@@ -202,8 +204,8 @@ def look(trainer: Trainer, rate: float) -> tuple[list[str], dict[str, str], floa
     if calm < rate:
         seen.append(f"Two steps at {rate:g} change {worst} by {changes[worst]:.0%}: take a rate of {calm:.1g} or less.")
     dead = [name for name, w in model.named_parameters() if w.requires_grad and (w.grad is None or not w.grad.any())]
-    owners = {name.rpartition(".")[0] for name in dead}
-    causes = dict.fromkeys(dead, "gets no gradient") if owners & {*record.norms} else {}  # a pooler may be idle
+    # Heads and poolers may be idle, but not layers.
+    causes = dict.fromkeys(dead if {n.rpartition(".")[0] for n in dead} & {*record.norms} else (), "gets no gradient")
     for path, x in tree_flatten_with_path(trainer.first)[0]:
         # A mask has two numbers.
         if floating(x) and len(x.unique()) > 2 and not UNIT[0] < (size := x.abs().mean().item()) < UNIT[1]:
