@@ -267,10 +267,10 @@ def diagnose(
     with bar("trials", int(steps * SHARE), " steps", prefix="diagnose: ") as shown:
         trainer = Trainer(model, batches, loss, optimizer, shown.update)
         seen, causes, calm, seconds = look(trainer, rates[0])
-        changes = [change for change in CHANGES if change != "redrawn" or copies(model)]
+        changes, spare = [change for change in CHANGES if change != "redrawn" or copies(model)], 2 if causes else 4
         trials = [Trial(change, rate) for rate in rates for change in changes if change not in RULES or not causes]
         trials.sort(key=lambda trial: bool(trial.rule) and trial.rate > calm)  # a lower rate is a smaller change
-        most = shown.total = LOOK + length * min(TRIALS, len(trials) + 4)
+        most = shown.total = LOOK + length * min(TRIALS, len(trials) + spare)
         minutes = seconds / 60 * most
         cost = f"at most {most} steps, {most / steps:.0%} of {steps}, {minutes:.1f} minutes"
         shown.write(f"diagnose: {cost}; {3 * length * seconds / 60:.1f} if it learns as it is", sys.stderr)
@@ -292,7 +292,7 @@ def diagnose(
 
         first, best, smaller = [trials[0], *[trial for trial in trials if trial.rule == "linear"][:2]], None, trials
         for trial in sorted(trials, key=lambda trial: trial not in first):
-            if trial in smaller and shown.n + length * (2 if best else 4) <= most:
+            if trial in smaller and shown.n + length * (2 if best else spare) <= most:
                 if leaves_it(trial) and leaves_it(trial, repetition=True):
                     trial.status, best, smaller = "learns", trial, trials[: trials.index(trial)]
                 shown.write(str(trial), file=sys.stderr)
