@@ -29,7 +29,7 @@ from recipes.steps.results import commit, grouped
 
 METHODS = ["stock", "reference", "log", "constant", "pre-ln"]
 LEARNS = 0.9  # of the plateau's loss, at most
-STEPS, UPDATES = 12000, 300
+STEPS, UPDATES = 8000, 200
 """Steps of the run that is planned; updates of the run that follows the advice."""
 LENGTH, WORDS, WIDTH = 16, 32, 64
 
