@@ -263,8 +263,8 @@ def generate(data: Path, path: object, *arguments: object, log: Path) -> dict[in
 
 HYDRA = """# @package _group_
 common: {{cpu: true, user_dir: {root}/fairseq_admin, log_format: simple, log_interval: 1, {common}}}
-task: {{{task}, data: {data}}}
-criterion: {criterion}
+task: {{_name: translation, data: {data}}}
+criterion: label_smoothed_cross_entropy
 dataset: {{max_tokens: 300, num_workers: 0, disable_validation: true}}
 optimization: {{max_update: 10, lr: [0.001]}}
 optimizer: {{_name: radam}}
@@ -273,23 +273,17 @@ checkpoint: {{save_dir: {folder}, no_epoch_checkpoints: true, save_interval_upda
 model: {{{model}}}
 hydra: {{run: {{dir: {folder}}}}}
 """
-TRANSLATION = {"task": "_name: translation", "criterion": "label_smoothed_cross_entropy"}
-LANGUAGE_MODELING = {
-    "task": "_name: language_modeling, tokens_per_sample: 30, sample_break_mode: complete",
-    "criterion": "cross_entropy",
-}
 
 
 def hydra_train(
-    data: Path, folder: Path, model: str, common: str = "seed: 1", override: str | None = None, **task: str
+    data: Path, folder: Path, model: str, common: str = "seed: 1", override: str | None = None
 ) -> Completed:
     """Run fairseq-hydra-train with a configuration file: ten updates with the options of TRAIN.
 
     If `model` has no colon, it is a name in hydra's `model` group, followed by overrides.
     """
     folder.mkdir(exist_ok=True)
-    fields = {**TRANSLATION, **task, "model": model, "common": common}
-    config, choices = HYDRA.format(root=ROOT, data=data, folder=folder, **fields), []
+    config, choices = HYDRA.format(root=ROOT, data=data, folder=folder, model=model, common=common), []
     if ":" not in model:
         config, choices = (
             config.replace(f"model: {{{model}}}\n", ""),
