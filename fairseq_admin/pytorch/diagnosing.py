@@ -37,7 +37,7 @@ CHANGES |= {rule: f"omega by the rule {rule}, " for rule in RULES}
 """From the smallest, in words. All but the first warm the rate up during a quarter of the steps."""
 SHARE, TRIALS = 0.1, 10
 """The share of the planned run that all trials together may take, and their number: the blind copy's, settings and
-repetitions, and two on a single batch."""
+repetitions, and two on a single batch if nothing else moves."""
 LEAST, LOOK = 1000, 6  # steps of a run, at least; steps of the first look
 LEAVES, NOISES, STAYS = 0.1, 2, 0.2
 """A trial has left the plateau if its gain is more than LEAVES of the plateau's loss and than NOISES standard
@@ -297,7 +297,7 @@ def diagnose(
                     trial.status, best, smaller = "learns", trial, trials[: trials.index(trial)]
                 shown.write(str(trial), file=sys.stderr)
         nearest = max(trials := [trial for trial in trials if trial.steps], key=lambda trial: trial.gain)
-        if not best and not causes:
+        if not best and not causes and nearest.gain < STAYS * leaves:
             trainer.batches, models = [trainer.first], (trainer.blind(), trainer.copy(RULES[0]))
             alone, learned = (mean(trainer.train(model, nearest.rate, length // 4, length)) for model in models)
             if not alone - learned > leaves:
