@@ -72,6 +72,13 @@ def test_divergence_alone_has_its_exit_status(code: str, status: int, last: str)
     assert python(program, status=status).stderr.splitlines()[-1].endswith(last)
 
 
+def test_several_processes_say_why_they_end(tmp_path: Path) -> None:
+    """torch.distributed wraps the hook, and collects everything that it prints."""
+    start = f"torch.distributed.init_process_group('gloo', f'file://{tmp_path}/meet', rank=0, world_size=1)"
+    program = f"import torch\nimport fairseq_admin.errors as it\nit.install_excepthook()\n{start}\n"
+    assert python(f"{program}raise it.AdminError('so it is')", status=2).stderr.endswith("fairseq-admin: so it is\n")
+
+
 ABSURD = ["--lr", "1e30", "--warmup-updates", 1, "--optimizer", "adam"]
 OVERFLOW = "gradient overflow detected"
 FP16 = "--fp16 --fp16-no-flatten-grads --threshold-loss-scale 0.03125".split()  # above --min-loss-scale, 0.0001

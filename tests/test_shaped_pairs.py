@@ -13,7 +13,7 @@ from fairseq.data import LanguagePairDataset, data_utils
 from fairseq.data.language_pair_dataset import collate
 from reference import PAD, build, dictionary
 
-from fairseq_admin.architectures.shaped_pairs import ShapedPairs
+from fairseq_admin.architectures.shaped_pairs import ShapedPairs, shape_batches
 from fairseq_admin.fast.graphs import MOST
 from fairseq_admin.method import provenance
 from recipes.research.bench.step import read_lengths, trainer
@@ -134,3 +134,15 @@ def test_only_graph_makes_other_batches() -> None:
     assert type(task.datasets["valid"]) is LanguagePairDataset
     task.load_dataset("train", task_cfg=task.cfg)  # as fairseq-generate does
     assert type(task.datasets["train"]) is LanguagePairDataset
+
+
+def test_other_datasets_keep_their_batches() -> None:
+    class Own(LanguagePairDataset):
+        pass
+
+    task = SimpleNamespace(cfg=SimpleNamespace(train_subset="train"), datasets={})
+    for kind in (Own, LanguagePairDataset):
+        task.load_dataset = lambda split, kind=kind: task.datasets.update({split: dataset(kind, random_lengths(1, 9))})
+        shape_batches(task)
+        task.load_dataset("train")
+        assert type(task.datasets["train"]) is {LanguagePairDataset: ShapedPairs}.get(kind, kind)

@@ -14,7 +14,9 @@ import pytest
 import torch
 from conftest import ROOT, TRAIN, names
 
+from fairseq_admin.errors import AdminError
 from recipes import recipe
+from recipes.steps import guard, train
 from recipes.steps.checkpoints import newest, reached
 from recipes.training import Run
 
@@ -152,6 +154,28 @@ def test_where_fairseq_starts_the_processes(corpus, tmp_path):
     status, log = conftest.run_process(_spawning, [str(it) for it in given], log=tmp_path / "log")
     assert status == 0 and names(tmp_path / "run") == {"checkpoint_2_2.pt"}, log
     assert len(re.findall(r" \| INFO \| train_inner \| ", log)) == 2, "in fairseq's form, which the recipes read"
+
+
+def test_all_nodes_go_on_from_the_checkpoint_that_the_first_one_finds(tmp_path, monkeypatch):
+    """All nodes resume from the first node's checkpoint, even if this node's listing is stale or lacks the file."""
+    for update in (50, 100):
+        (tmp_path / f"checkpoint_1_{update}.pt").touch()
+
+    def broadcast(objects: list, src: int) -> None:
+        objects[src] = first
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
+    monkeypatch.setattr(guard, "NFS_WAIT", 0)
+    for first in (tmp_path / "checkpoint_1_50.pt", None):
+        assert train.agreed_checkpoint(tmp_path) == first
+    first = tmp_path / "checkpoint_1_150.pt"
+    with pytest.raises(ValueError, match="checkpoint_1_150.pt: another node has it, and this one did not see it"):
+        train.agreed_checkpoint(tmp_path)
+    first = AdminError("all are damaged")
+    with pytest.raises(AdminError, match="all are damaged"):
+        train.agreed_checkpoint(tmp_path)
 
 
 def test_a_checkpoint_last_that_was_cut_short_is_named(run, corpus, tmp_path):
