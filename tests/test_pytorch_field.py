@@ -164,7 +164,7 @@ def test_every_model_has_its_stacks_and_is_folded(name):
 def test_the_input_again_in_every_layer_is_part_of_the_shortcut(caplog):
     """In the first layer, the input is x itself: x + f(x) + x has another factor at the shortcut."""
     check_folds(Again(False), X, [5])
-    assert caplog.messages[1:] == ["Admin is off: layers.0.a reads a sum with a factor at the shortcut, as DeepNorm's"]
+    assert caplog.messages[-1:] == ["Admin is off: layers.0.a reads a sum with a factor at the shortcut, as DeepNorm's"]
 
 
 @pytest.mark.parametrize("number", [torch.rand, lambda _: torch.tensor(random.random())])
@@ -299,6 +299,6 @@ def test_a_writer_that_is_tied_after_attach_is_named_by_the_fold():
     model = admin.attach(Stack(), X)
     model.out.weight = model.layers[2].attn.out_proj.weight
     with pytest.raises(
-        ValueError, match=r"^layers\.2\S+ has changed since attach: it is tied, .* and out\.weight\. Untie"
+        ValueError, match=r"^layers\.2\S+ has changed since attach: it is tied, \S+ and \S+\. Untie"
     ):
         admin.fold(model)
