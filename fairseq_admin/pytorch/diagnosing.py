@@ -4,7 +4,7 @@ The plateau is the loss of a *blind* copy, in which every norm of a stack reads 
 target occurs, and nothing else. A trial's *gain* is its distance below the plateau; but a decoder has to read its
 source, so it is at most what the loss rises by with the source of another row. What looks like learning may be chance,
 so it has to be seen again from other initial weights, on other batches. The result says which settings leave the
-plateau, not which one ends best.
+plateau, not which one ends best; but a smaller change has to gain half as much as a larger one.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ def diagnose(
         most = shown.total = LOOK + length * min(TRIALS, len(trials) + spare)
         minutes = seconds / 60 * most
         cost = f"at most {most} steps, {most / steps:.0%} of {steps}, {minutes:.1f} minutes"
-        shown.write(f"diagnose: {cost}; {3 * length * seconds / 60:.1f} if it learns as it is", sys.stderr)
+        shown.write(f"diagnose: {cost}; {5 * length * seconds / 60:.1f} if it learns as it is", sys.stderr)
         losses = trainer.train(trainer.blind(), max(rates), 0, length)
         if (plateau := mean(losses)) == math.inf:
             raise AdminError(f"at {max(rates):g} even a copy that reads nothing diverges; give lower rates.")
@@ -288,10 +288,10 @@ def diagnose(
             trial.status = "fails" if loss == math.inf or gain < STAYS * leaves and not repetition else "undecided"
             if gain < STAYS * leaves < plateau - loss:
                 seen.append(f"{trial.change} at {trial.rate:g}: with another row's source, the loss is the same.")
-            return trial.gain > leaves
+            return trial.gain > max(leaves, best.gain / 2 if best else 0.0)  # less is no reason to prefer it
 
-        first, best, smaller = [trials[0], *[trial for trial in trials if trial.rule == "linear"][:2]], None, trials
-        for trial in sorted(trials, key=lambda trial: trial not in first):
+        linear, best, smaller = [trial for trial in trials if trial.rule == "linear"], None, trials
+        for trial in sorted(trials, key=lambda trial: [*linear[:1], trials[0], *linear[1:2], trial].index(trial)):
             if trial in smaller and shown.n + length * (2 if best else spare) <= most:
                 if leaves_it(trial) and leaves_it(trial, repetition=True):
                     trial.status, best, smaller = "learns", trial, trials[: trials.index(trial)]
@@ -306,7 +306,7 @@ def diagnose(
         advice = "It learns as it is."
     elif best:
         change = f"{CHANGES[best.change]}a rate of {best.rate:g}, {best.warm_up} steps of warm-up"
-        advice = f"In {length} steps it did not learn as it is, but did with {change}."
+        advice = f"In {length} steps it learned little or nothing as it is, but did with {change}."
         if best.rule and (kept := unfoldable(trainer.models[best.rule])):
             advice += f' Give attach unfoldable="keep": {kept}.'
     elif causes:
