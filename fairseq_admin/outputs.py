@@ -50,7 +50,7 @@ def replacing(path: Path) -> Iterator[Path]:
     leave the name without it.
 
     Args:
-        path: the file or folder. Its own folder is made.
+        path: the file or folder.
 
     Yields:
         The temporary name to write.
@@ -60,7 +60,6 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     target = Path(os.path.realpath(path))
     with writing(path):
-        target.parent.mkdir(parents=True, exist_ok=True)
         part = tempfile.mkdtemp(f".{os.getpid()}.part", f"{target.name}.", target.parent)
     new = Path(part, target.name)
     try:

@@ -372,6 +372,7 @@ class Run:
 
     @staticmethod
     def _copy(source: Path, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as part:
             shutil.copy(source, part)
 

@@ -298,7 +298,5 @@ def test_what_was_put_on_a_writer_after_attach_is_named(change):
 def test_a_writer_that_is_tied_after_attach_is_named_by_the_fold():
     model = admin.attach(Stack(), X)
     model.out.weight = model.layers[2].attn.out_proj.weight
-    with pytest.raises(
-        ValueError, match=r"^layers\.2\S+ has changed since attach: it is tied, \S+ and \S+\. Untie"
-    ):
+    with pytest.raises(ValueError, match=r"^layers\.2\S+ has changed since attach: it is tied, \S+ and \S+\. Untie"):
         admin.fold(model)

@@ -105,8 +105,8 @@ def test_padding_changes_only_rounding() -> None:
     (padded, *shaped), (plain, *stock) = results
     assert padded["net_input"]["src_tokens"].shape == padded["target"].shape == (8, 17) != plain["target"].shape
     assert torch.equal(padded["id"], plain["id"]) and shaped[0] == stock[0] and shaped[0][0] == lengths[:, 1].sum()
-    # ω is profiled in float32.
-    torch.testing.assert_close(shaped[1:], stock[1:], rtol=1e-6, atol=1e-9)
+    # ω is profiled in float32, and its rounding, which differs by machine, moves all gradients by as much.
+    torch.testing.assert_close(shaped[1:], stock[1:], rtol=1e-6, atol=1e-6)
 
 
 def test_empty_batches_are_fairseqs() -> None:

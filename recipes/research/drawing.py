@@ -59,6 +59,7 @@ def loss_axes(panels: Iterable[Axes], losses: Iterable[float], entropy: float) -
 
 def save(figure: Figure, path: Path, dpi: int = 130) -> None:
     """Write a PNG, completely or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
         figure.savefig(part, format="png", dpi=dpi)
         few_colours(part)

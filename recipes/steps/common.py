@@ -23,6 +23,8 @@ INTERRUPTED = 128 + signal.SIGINT
 @contextmanager
 def replacing_files(*paths: str | Path) -> Iterator[list[BinaryIO]]:
     """Files to write. They replace `paths` when the block ends without an error."""
+    for path in paths:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as replaced:
         parts = [replaced.enter_context(replacing(Path(path))) for path in paths]
         try:

@@ -85,6 +85,7 @@ def read(table: Path) -> list[dict[str, str]]:
 def write_runs(path: Path, rows: Iterable[dict[str, Any]], columns: Sequence[str] = ()) -> None:
     """Write rows as a table with the given columns, by default all that a row has. A curve is one cell."""
     cells = [{name: as_cell(it) if isinstance(it, dict) else it for name, it in row.items()} for row in rows]
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part, part.open("w", encoding="utf-8", newline="") as out:
         names = columns or list(dict.fromkeys(name for row in cells for name in row))
         writer = csv.DictWriter(out, names, lineterminator="\n")
